@@ -125,15 +125,11 @@ def test_a_command_adapts_any_teacher_to_a_collection_without_labels(
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
 
 
-def test_a_fitted_causal_model_is_fitted_again_from_the_same_start(collection: Path, tmp_path: Path) -> None:
-    """The shipped LLM model has a fitted table; another fit starts from the cached one."""
+def test_a_fitted_causal_model_is_fitted_again_from_the_same_terms(collection: Path, tmp_path: Path) -> None:
     trained = language_model(tmp_path, "llama")
-    once = distill(
-        trained, [collection], out=tmp_path / "once", options=DistillationOptions(spans=50, fit=FIT, table_dtype="fp16")
-    )
-    again = distill(
-        once, [collection], out=tmp_path / "again", options=DistillationOptions(spans=50, fit=FIT, table_dtype="fp16")
-    )
+    options = DistillationOptions(spans=50, fit=FIT, table_dtype="fp16", start="terms")
+    once = distill(trained, [collection], out=tmp_path / "once", options=options)
+    again = distill(once, [collection], out=tmp_path / "again", options=options)
     first, second = (load_file(item / "query-encoder" / "model.safetensors") for item in (once, again))
     np.testing.assert_array_equal(first["embeddings"], second["embeddings"])
 

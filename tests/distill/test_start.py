@@ -1,0 +1,211 @@
+"""Starting from a fitted table: the same rows, a better fit, and never a worse table than the start."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightir.cli import main
+from lightir.contract import Contract
+from lightir.encode.query_encoder import QueryEncoderArrays, QueryTable, write_query_encoder
+from lightir.errors import ContractMismatch, InvalidInput, NotFound
+from lightir.files import read_json
+from lightir.query import CachedQueryEncoder
+from lightir.query.tables import CachedTable
+from lightir.text import TextTokenizer
+from lightir.train.distill import held_out, start
+from lightir.train.distill.distillation import DistillationOptions, distill
+from lightir.train.distill.held_out import FitData, fit_and_compare, held_out_rows, shared_best
+from lightir.train.distill.start import fitted_rows
+from lightir.train.distill.table_fit import FitConfig, ridge_table
+from lightir.vectors import Ragged
+from tiny_models import write_sentence_transformer
+
+WORDS = ["river", "stone", "cloud", "engine", "violin", "harbor", "planet", "copper"]
+FIT = FitConfig(steps=30, batch_size=16, candidates=20)
+
+
+def write_corpus(path: Path, words: Sequence[str], seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    lines = [json.dumps({"_id": f"d{i}", "text": " ".join(rng.choice(words, size=9))}) for i in range(60)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sentence_transformer(tmp_path_factory.mktemp("teacher"))
+
+
+@pytest.fixture(scope="module")
+def first(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose table was fitted to a broad corpus."""
+    folder = tmp_path_factory.mktemp("first")
+    corpus = write_corpus(folder / "broad.jsonl", WORDS, 0)
+    return distill(teacher, [corpus], out=folder / "m", options=DistillationOptions(spans=600, fit=FIT))
+
+
+def embeddings(model: Path) -> np.ndarray:
+    table = next(iter(CachedQueryEncoder.load(model).tables.values()))
+    assert table.scales is not None
+    return table.embeddings.astype(np.float32) * table.scales[:, None]
+
+
+def rows_of(address: Path | str, teacher: Path, model: Path) -> tuple[str, np.ndarray] | None:
+    encoder = CachedQueryEncoder.load(model)
+    contract = Contract.load(model)
+    return fitted_rows(address, teacher, contract, encoder.contract.query, encoder.tokenizer.hash)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp16", "fp32"])
+def test_the_start_is_the_stored_table(dtype: str, first: Path, tmp_path: Path) -> None:
+    rows = np.random.default_rng(1).normal(size=embeddings(first).shape).astype(np.float32)
+    encoder = CachedQueryEncoder.load(first)
+    arrays = QueryEncoderArrays([QueryTable("", "", rows)], None)
+    tokenizer = TextTokenizer.from_file(first / "query-encoder" / "tokenizer.json")
+    write_query_encoder(tmp_path / "q", encoder.contract, tokenizer, arrays, dtype=dtype)  # type: ignore[arg-type]
+    given = rows_of(tmp_path / "q", first, first)
+    assert given is not None
+    tolerance = {"int8": 0.02, "fp16": 2e-3, "fp32": 0}[dtype]
+    np.testing.assert_allclose(given[1], rows, atol=tolerance)
+    assert given[1].dtype == np.float32
+
+
+def test_rows_of_bfloat16_are_widened() -> None:
+    rows = np.array([[1.5, -2.0], [0.0, 3.25]], np.float32)
+    bits = (rows.view(np.uint32) >> 16).astype(np.uint16)
+    np.testing.assert_array_equal(start._rows(CachedTable(bits)), rows)
+
+
+def test_a_fitted_teacher_is_the_start_and_a_plain_one_takes_an_installed_model_of_the_same_encoder(
+    teacher: Path, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = rows_of("auto", first, first)
+    assert own is not None
+    assert own[0] == str(first)
+    np.testing.assert_array_equal(own[1], embeddings(first))
+    monkeypatch.setattr(start, "shipped_models", dict)
+    assert rows_of("auto", teacher, first) is None
+    monkeypatch.setattr(start, "shipped_models", lambda: {"installed": first})
+    installed = rows_of("auto", teacher, first)
+    assert installed is not None
+    assert installed[0] == "installed"
+    assert rows_of("terms", first, first) is None
+
+
+def test_a_table_that_does_not_fit_is_refused_if_it_is_named(teacher: Path, first: Path, tmp_path: Path) -> None:
+    encoder = CachedQueryEncoder.load(first)
+    query = dataclasses.replace(encoder.contract.query, lower_case=not encoder.contract.query.lower_case)
+    with pytest.raises(InvalidInput, match="its queries have another policy"):
+        fitted_rows(first, teacher, encoder.contract, query, encoder.tokenizer.hash)
+    with pytest.raises(InvalidInput, match="its tokenizer is another"):
+        fitted_rows(first, teacher, encoder.contract, encoder.contract.query, "0" * 16)
+    other = dataclasses.replace(encoder.contract, document=dataclasses.replace(encoder.contract.document, max_tokens=7))
+    with pytest.raises(ContractMismatch):
+        fitted_rows(first, teacher, other, encoder.contract.query, encoder.tokenizer.hash)
+    with pytest.raises(NotFound):
+        fitted_rows(tmp_path / "none", teacher, encoder.contract, encoder.contract.query, encoder.tokenizer.hash)
+    with_pairs = distill(
+        teacher,
+        [write_corpus(tmp_path / "c.jsonl", WORDS, 0)],
+        out=tmp_path / "pairs",
+        options=DistillationOptions(spans=100, fit=dataclasses.replace(FIT, bigrams=5)),
+    )
+    with pytest.raises(InvalidInput, match="its table has rows for bigrams"):
+        rows_of(with_pairs, teacher, first)
+    assert fitted_rows("auto", with_pairs, encoder.contract, encoder.contract.query, encoder.tokenizer.hash) is None
+
+
+def test_ridge_from_a_fitted_table_scales_it_and_adds_the_residual() -> None:
+    """min over D of |A D - (T - c A S)|^2 + ridge |D|^2, where c minimizes |c A S - T|^2."""
+    rng = np.random.default_rng(3)
+    queries = Ragged.from_lists([rng.integers(0, 20, size=rng.integers(1, 6)).tolist() for _ in range(150)])
+    table, targets = rng.normal(size=(30, 5)), rng.normal(size=(150, 5)).astype(np.float32)
+    matrix = np.zeros((150, 30))
+    for row in range(150):
+        for term in queries.row(row):
+            matrix[row, term] += 1 / len(queries.row(row))
+    means = matrix @ table
+    scale = (means * targets).sum() / (means * means).sum()
+    residual = np.linalg.solve(
+        matrix.T @ matrix + 0.1 * np.eye(30), matrix.T @ (targets.astype(np.float64) - scale * means)
+    )
+    config = FitConfig(ridge=0.1, ridge_iterations=200)
+    fitted = ridge_table(table.astype(np.float32), queries, targets, config, fitted_start=True)
+    np.testing.assert_allclose(fitted, scale * table + residual, atol=1e-4)
+    np.testing.assert_allclose(fitted[20:], scale * table[20:], atol=1e-5)  # terms that no query has
+
+
+def random_data(n: int = 200) -> FitData:
+    rng = np.random.default_rng(5)
+    queries = Ragged.from_lists([rng.integers(0, 30, size=rng.integers(1, 6)).tolist() for _ in range(n)])
+
+    def unit(*shape: int) -> np.ndarray:
+        rows = rng.normal(size=shape)
+        return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+    return FitData(queries, unit(n, 6), unit(40, 6), Ragged.from_lists([[]] * n))
+
+
+def test_the_shared_best_documents_are_counted_query_by_query() -> None:
+    data, table = random_data(), np.random.default_rng(6).normal(size=(30, 6)).astype(np.float32)
+    shared = []
+    for row in range(len(data.queries)):
+        light = table[data.queries.row(row)].mean(axis=0)
+        own = sorted(range(40), key=lambda doc: (-float(light @ data.documents[doc]), doc))[:10]
+        teachers = sorted(range(40), key=lambda doc: (-float(data.targets[row] @ data.documents[doc]), doc))[:10]
+        shared.append(len({*own} & {*teachers}) / 10)
+    assert shared_best(table, data) == pytest.approx(np.mean(shared))
+
+
+def test_a_start_that_the_fit_does_not_improve_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, table = random_data(1000), np.zeros((30, 6), np.float32)
+    seen: list[FitData] = []
+
+    def spoil(rows: np.ndarray, data: FitData, config: FitConfig, fitted_start: bool) -> np.ndarray:
+        seen.append(data)
+        return -rows
+
+    monkeypatch.setattr(held_out, "_fitted", spoil)
+    unseen = held_out_rows(data.queries, FIT.seed)
+    assert len(unseen) == 50
+    table = np.random.default_rng(7).normal(size=(30, 6)).astype(np.float32)
+    better = table if shared_best(table, data.take(unseen)) > shared_best(-table, data.take(unseen)) else -table
+    rows, report = fit_and_compare(better, data, FIT, fitted_start=True)
+    assert report is not None
+    np.testing.assert_array_equal(rows, better)
+    assert (report.kept, report.queries) == ("start", 50)
+    assert report.fitted < report.start
+    np.testing.assert_array_equal(seen[0].targets, np.delete(data.targets, unseen, axis=0))
+    rows, report = fit_and_compare(better, data, FIT, fitted_start=False)  # terms alone are no table to keep
+    assert report is not None
+    np.testing.assert_array_equal(rows, -better)
+    assert report.kept == "fitted"
+    assert fit_and_compare(better, random_data(60), FIT, fitted_start=True)[1] is None
+
+
+def test_the_command_adapts_a_fitted_model_and_says_what_that_gave(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write_corpus(tmp_path / "mine.jsonl", WORDS[:4], 9)
+    command = ["distill", str(first), "--corpus", str(corpus), "--spans", "600", "--set", "steps=20"]
+    assert main([*command, "-o", str(tmp_path / "m")]) == 0
+    facts, error = read_json(tmp_path / "m" / "distillation.json"), capsys.readouterr().err
+    report = facts["held_out"]
+    assert facts["start"] == str(first)
+    assert f"the table finds {report['fitted']:.0%} of the teacher's ten best documents; {first} found" in error
+    assert (report["kept"] == "fitted") == (report["fitted"] >= report["start"])
+    assert main([*command, "--start", "terms", "-o", str(tmp_path / "n"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["start"] == "terms"
+    assert answer["held_out"]["kept"] == "fitted"
+    few = ["distill", str(first), "--corpus", str(corpus), "--spans", "20", "--set", "steps=2"]
+    assert main([*few, "-o", str(tmp_path / "few")]) == 0
+    assert "too few queries to hold some out" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "m")
