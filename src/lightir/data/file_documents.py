@@ -99,8 +99,9 @@ def _named_files(path: Path, options: ReadOptions) -> tuple[list[tuple[Path, str
     """Return files with their ids, and what of a folder is left out."""
     if not path.is_dir():
         return [(path, path.name)], SkippedFiles()
-    files, name = folder_files(path, options), path.resolve().name
-    return [(file, str(PurePosixPath(name, file.relative_to(path)))) for file in files.paths], files.skipped
+    listed, name = folder_files(path, options), path.resolve().name
+    doc_ids = (str(PurePosixPath(name, file)) for file in listed.names)
+    return [*zip(listed.paths, doc_ids, strict=True)], listed.skipped
 
 
 def _document(file: Path, doc_id: str, options: ReadOptions) -> Document:

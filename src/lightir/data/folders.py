@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from lightir.data.formats import FORMATS
 from lightir.errors import InvalidInput
@@ -19,7 +19,7 @@ IGNORE_FILES = (".gitignore", ".ignore", ".lightirignore")
 """Files with patterns of what to leave out of their folder and its subfolders. The later of these names decides, an
 inner folder before an outer one, and `ReadOptions.exclude` before all of them."""
 
-_Rules: TypeAlias = "tuple[tuple[Path, GitIgnoreSpec], ...]"
+_Rules: TypeAlias = "tuple[tuple[str, GitIgnoreSpec], ...]"
 """Folders with the patterns that hold in them, outermost first."""
 
 
@@ -29,10 +29,12 @@ class FolderFiles:
 
     Attributes:
         paths: paths of the files whose text can be read, sorted.
+        names: the same paths relative to the folder.
         skipped: the others.
     """
 
     paths: list[Path]
+    names: list[str]
     skipped: SkippedFiles
 
 
@@ -52,76 +54,82 @@ def folder_files(folder: Path, options: ReadOptions) -> FolderFiles:
 
 
 class _Walk:
-    """One walk through a folder."""
+    """One walk through a folder. Paths are strings, which cost a fraction of `Path` objects, until it ends."""
 
     def __init__(self, folder: Path, options: ReadOptions) -> None:
         self._options = options
-        self._paths: list[Path] = []
+        self._paths: list[str] = []
         self._skipped = SkippedFiles()
         self._seen: set[tuple[int, int]] = set()
-        self._folder = folder
-        self._excluded = _patterns(options.exclude, "--exclude")
+        self._folder = str(folder)
+        self._excluded: _Rules = ((self._folder, _patterns(options.exclude, "--exclude")),) if options.exclude else ()
 
     def files(self) -> FolderFiles:
         links = self._enter(self._folder, ())
         while links:
             links = [further for link, rules in sorted(links, key=_path) for further in self._link(link, rules)]
-        return FolderFiles(sorted(self._paths), self._skipped)
+        beginning = len(os.path.join(self._folder, ""))
+        paths = sorted(self._paths, key=_parts)
+        return FolderFiles([*map(Path, paths)], [path[beginning:] for path in paths], self._skipped)
 
-    def _link(self, link: Path, rules: _Rules) -> list[tuple[Path, _Rules]]:
+    def _link(self, link: str, rules: _Rules) -> list[tuple[str, _Rules]]:
         """Follow or count a symbolic link; return the links behind it."""
+        path = Path(link)
         if not self._options.follow_links:
-            self._skipped.n_links += is_readable(link) or link.is_dir()
-        elif link.is_dir():
+            self._skipped.n_links += is_readable(path) or path.is_dir()
+        elif path.is_dir():
             return self._enter(link, rules)
-        elif not link.exists():
+        elif not path.exists():
             self._skipped.n_links += 1
-        elif link.is_file():
+        elif path.is_file():
             self._add(link)
         return []
 
-    def _enter(self, folder: Path, rules: _Rules) -> list[tuple[Path, _Rules]]:
+    def _enter(self, top: str, rules: _Rules) -> list[tuple[str, _Rules]]:
         """Add the files of a folder and its subfolders, unless the folder was seen; return its symbolic links."""
-        links: list[tuple[Path, _Rules]] = []
-        rules_of = {str(folder): rules}
-        for parent, subfolders, names in os.walk(folder, onerror=_raise):
-            status = os.stat(parent)
+        links: list[tuple[str, _Rules]] = []
+        folders = [(top, rules)]
+        while folders:
+            folder, outer = folders.pop()
+            status = os.stat(folder)
             if (status.st_dev, status.st_ino) in self._seen:
-                subfolders.clear()
                 continue
             self._seen.add((status.st_dev, status.st_ino))
-            inner = rules_of.pop(parent) + self._rules(Path(parent), names)
-            kept = [name for name in (*subfolders, *names) if not self._leaves_out(Path(parent, name), inner)]
-            links += [(path, inner) for name in kept if (path := Path(parent, name)).is_symlink()]
-            subfolders[:] = sorted({*kept}.intersection(subfolders))  # os.walk enters no links
-            rules_of |= {os.path.join(parent, name): inner for name in subfolders}
-            for name in {*kept}.intersection(names):
-                path = Path(parent, name)
-                if not path.is_symlink() and path.is_file():
-                    self._add(path)
+            with os.scandir(folder) as entries:
+                visible = {entry.name: entry for entry in entries}
+            inner = outer + self._rules(folder, visible)
+            for entry in visible.values():
+                is_link = entry.is_symlink()
+                is_folder = Path(entry.path).is_dir() if is_link else entry.is_dir()
+                if entry.name.startswith(".") or self._leaves_out(entry.path, inner, is_folder):
+                    continue
+                if is_link:
+                    links.append((entry.path, inner))
+                elif is_folder:
+                    folders.append((entry.path, inner))
+                elif entry.is_file():
+                    self._add(entry.path)
         return links
 
-    def _add(self, path: Path) -> None:
-        if is_readable(path):
+    def _add(self, path: str) -> None:
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix in FORMATS:
             self._paths.append(path)
         else:
-            suffix, counts = path.suffix.lower(), self._skipped.other_types
-            counts[suffix] = counts.get(suffix, 0) + 1
+            suffix = "" if suffix == "." else suffix
+            self._skipped.other_types[suffix] = self._skipped.other_types.get(suffix, 0) + 1
 
-    def _leaves_out(self, path: Path, rules: _Rules) -> bool:
-        if path.name.startswith("."):
-            return True
-        is_folder = path.is_dir()
-        for base, spec in ((self._folder, self._excluded), *reversed(rules)):
-            if (decided := _decides(spec, path, base, is_folder)) is not None:
+    def _leaves_out(self, path: str, rules: _Rules, is_folder: bool) -> bool:
+        for base, spec in (*self._excluded, *reversed(rules)):
+            if (decided := _decides(spec, Path(path), Path(base), is_folder)) is not None:
                 self._skipped.n_excluded += decided
                 return decided
         return False
 
-    def _rules(self, folder: Path, names: Sequence[str]) -> _Rules:
+    def _rules(self, folder: str, names: Collection[str]) -> _Rules:
         if not self._options.ignore_files:
             return ()
-        present = [folder / name for name in IGNORE_FILES if name in names]
+        present = [Path(folder, name) for name in IGNORE_FILES if name in names]
         return tuple((folder, _patterns(_lines(path), str(path))) for path in present)
 
 
@@ -150,9 +158,10 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def _path(link: tuple[Path, _Rules]) -> Path:
-    return link[0]
+def _path(link: tuple[str, _Rules]) -> list[str]:
+    return _parts(link[0])
 
 
-def _raise(error: OSError) -> NoReturn:
-    raise error
+def _parts(path: str) -> list[str]:
+    """Return the parts of a path, in whose order paths are sorted."""
+    return path.split(os.sep)
