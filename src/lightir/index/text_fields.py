@@ -1,8 +1,9 @@
 """The text fields whose words BM25 counts, and their boosts (BM25F).
 
 After Robertson, Zaragoza & Taylor, "Simple BM25 extension to multiple weighted fields" (CIKM 2004): the frequency of a
-term in a document is the sum of its frequencies in the fields, each times the boost of the field, and the length is the
-sum of the lengths of the fields, likewise. A boost of 3 counts as if the field stood three times in the document.
+term in a document is the sum of its frequencies in the fields, each times the boost of the field. The length of a
+document is the sum of the lengths of the fields, each times the boost. So a boost of 3 counts as if the field stood
+three times in the document.
 """
 
 from __future__ import annotations

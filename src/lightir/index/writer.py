@@ -221,6 +221,9 @@ class IndexWriter:
 
         Returns:
             The number of new or changed documents; documents with vectors always count.
+
+        Raises:
+            FormatError: a segment is damaged, and documents keep its vectors while the words of their metadata change.
         """
         return self._put(Shard(listed(documents), dense, sparse), replace=True)
 
