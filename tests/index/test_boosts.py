@@ -17,14 +17,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from factories import make_contract
 from lightir import Index, IndexOptions, IndexWriter, PassageOptions, Searcher, SearchOptions
 from lightir.analysis import Analyzer
 from lightir.cli.app import main
 from lightir.errors import FormatError, InvalidInput
 from lightir.index import Field, Schema, build_index, document_shards
 from lightir.index.segments.layout import SEGMENTS_FOLDER
+from lightir.index.segments.rows import MAX_LENGTH, count_weighted_terms
 from lightir.pending import WorkOptions, work
+from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
+from lightir.vectors import Ragged
 from pending_documents import FakeEncoder
 from small_collections import word_contract, word_table, write_folder
 
@@ -345,3 +349,21 @@ def test_the_command_takes_boosts_and_info_shows_them(tmp_path: Path, capsys: py
     assert main([*command, "--overwrite", "--boost", "price=2"]) == 1
     assert main([*command, "--overwrite", "--boost", "title=0"]) == 1
     assert scores_of(tmp_path / "i", "fly").keys() == {"b"}
+
+
+def test_an_index_of_vectors_has_boosts(tmp_path: Path) -> None:
+    documents = [Document("a", "ant", metadata={"tags": "bee"}), Document("b", "bee")]
+    with VectorsWriter(tmp_path / "v", make_contract()) as writer:
+        writer.add(Shard(documents, np.ones((2, 8), np.float16), None))
+        writer.finish()
+    assert main(["index", str(tmp_path / "v"), "--out", str(tmp_path / "i"), "--boost", "tags=9"]) == 0
+    assert scores_of(tmp_path / "i", "bee") == pytest.approx(bm25f(documents, "bee", {"tags": 9}, "english"), rel=2e-6)
+
+
+def test_a_length_beyond_32_bits_is_stored_as_the_greatest_one() -> None:
+    rows = count_weighted_terms(["b", "a"], Ragged.from_lists([[0, 1, 1], [], [0], [0]]), [2**31, 1])
+    assert rows.lengths is not None
+    assert rows.lengths.tolist() == [MAX_LENGTH, 1]
+    assert rows.terms == ["a", "b"]
+    assert [row.tolist() for row in (rows.counts.indptr, rows.counts.term_ids)] == [[0, 2, 3], [0, 1, 1]]
+    assert rows.counts.weights.tolist() == [2**32, 2**31, 1]  # 2**31 + 1 in float32
