@@ -243,8 +243,7 @@ def test_a_later_row_of_another_type_fails_the_build_by_name(tmp_path: Path, mon
         ('{"a": "int"}', "the field 'a': type 'int' is unknown; expected number, boolean, date, keyword, text, key"),
         ('{"a": {"type": "text", "weight": 2}}', "the field 'a' is {.*}; expected one of number"),
         ('{"a": {"type": "number", "key": true}}', "a key field is a keyword"),
-        ('{"a": {"type": "keyword", "boost": 2}}', "boost is 2 of a keyword field; text fields have one"),
-        ('{"a": {"type": "text", "boost": "2"}}', "expected one of number"),
+        ('{"a": {"type": "keyword", "key": "yes"}}', "expected one of number"),
         ('{"a.": "text"}', "'a.' is not one key or several joined by dots"),
     ],
 )

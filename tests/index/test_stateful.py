@@ -23,14 +23,15 @@ from hypothesis.stateful import (
 )
 
 from lightir.errors import InvalidInput
-from lightir.index import Index, IndexOptions, IndexWriter, build_index
+from lightir.index import Field, Index, IndexOptions, IndexWriter, Schema, build_index
 from lightir.search import Searcher, SearchOptions
 from lightir.shards import Shard
 from lightir.types import Document, Query
 from small_collections import VOCAB_SIZE, GivenVectors, csr, word_contract
 
 IDS = ("a", "b", "c", "d", "é", "a0", "zz", "\U0001f40e")
-QUERIES = ("cat dog", "fish", "the well runs", "cat cat sleeps fish", "nothing here")
+SCHEMA = Schema({"kind": Field("keyword"), "n": Field("number")})
+QUERIES = ("cat dog", "fish odd", "the well runs", "cat cat sleeps fish", "nothing here")
 FILTER = {"n": {"gte": 1}, "not": {"kind": "odd"}}
 CONTRACT = word_contract()
 
@@ -79,10 +80,11 @@ def matches(document: Document) -> bool:
 class AnyHistory(RuleBasedStateMachine):
     """State machine that makes the same changes to an index and to a dictionary."""
 
-    @initialize(segment_documents=st.sampled_from([3, 65_536]))
-    def begin(self, segment_documents: int) -> None:
+    @initialize(segment_documents=st.sampled_from([3, 65_536]), boosts=st.sampled_from([{}, {"title": 3, "kind": 2}]))
+    def begin(self, segment_documents: int, boosts: dict[str, int]) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        options = IndexOptions(analyzer="words", segment_documents=segment_documents)
+        self.at_once = IndexOptions(analyzer="words", schema=SCHEMA, boosts=boosts)
+        options = dataclasses.replace(self.at_once, segment_documents=segment_documents)
         build_index((), self.folder / "index", options=options, contract=CONTRACT, progress=False)
         self.model: dict[str, Stored] = {}
         self.writer = IndexWriter.open(self.folder / "index")
@@ -122,6 +124,16 @@ class AnyHistory(RuleBasedStateMachine):
         assert self.writer.delete(doc_ids) == len(set(doc_ids) & set(self.model))
         for doc_id in doc_ids:
             self.model.pop(doc_id, None)
+
+    @rule(changed=st.dictionaries(st.sampled_from(IDS), metadata, max_size=4))
+    def set_metadata(self, changed: dict[str, dict[str, Any]]) -> None:
+        n_changed = 0
+        for doc_id in changed.keys() & self.model.keys():
+            document = self.model[doc_id].document
+            other = dataclasses.replace(document, metadata={**document.metadata, **changed[doc_id]})
+            n_changed += other != document
+            self.model[doc_id] = dataclasses.replace(self.model[doc_id], document=other)
+        assert self.writer.set_metadata(changed, skip_missing=True) == n_changed
 
     @rule()
     def delete_where(self) -> None:
@@ -175,8 +187,8 @@ class AnyHistory(RuleBasedStateMachine):
         waiting = [stored.document for stored in self.model.values() if stored.dense is None]
         shards = [Shard([stored.document for stored in encoded], **vectors(encoded))] if encoded else []
         fresh = self.folder / "fresh"
-        source, options = [*shards, Shard(waiting, None, None)], IndexOptions(analyzer="words")
-        build_index(source, fresh, options=options, contract=CONTRACT, progress=False, overwrite=True)
+        source = [*shards, Shard(waiting, None, None)]
+        build_index(source, fresh, options=self.at_once, contract=CONTRACT, progress=False, overwrite=True)
         queries = [Query(query, query) for query in QUERIES]
         with Index.open(fresh) as at_once:
             assert self.index.branches == at_once.branches

@@ -47,6 +47,7 @@ EXAMPLES = """
   lightir index handbook/ --out index --model minilm --exclude drafts/
   lightir index corpus.jsonl --out bm25-index --analyzer german
   lightir index products.csv --out index --fields id=sku,title=name,text=description --type ean=key
+  lightir index products.csv --out index --boost title=3,tags=2
   lightir index corpus.jsonl --out bags --analyzer bag --query-encoder model/query-encoder
 """
 NO_ANALYZER, BAG_ANALYZER = "none", "bag"
@@ -70,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_passages(corpus)
     add_field_types(parser.add_argument_group("metadata fields"))
-    _add_branches(parser.add_argument_group("branches"))
+    branches = parser.add_argument_group("branches")
+    _add_branches(branches)
+    _add_boosts(branches)
     parser.add_argument(
         "--segment-documents",
         type=positive,
@@ -184,6 +187,19 @@ def _add_branches(group: Arguments) -> None:
     )
 
 
+def _add_boosts(group: Arguments) -> None:
+    group.add_argument(
+        "--boost",
+        type=boosts,
+        action="extend",
+        default=[],
+        metavar="NAME=N,...",
+        help="weights of fields in BM25, integers from 1 to 100 (default: title and text 1, no other field): a word in "
+        "the field counts N times. NAME is title, text, or a metadata field of text or keywords, which BM25 searches "
+        "only with a boost. Example: title=3,tags=2",
+    )
+
+
 def run(args: argparse.Namespace) -> None:
     """Build the index and print its size."""
     info = build(args)
@@ -219,8 +235,16 @@ def field_types(text: str) -> list[tuple[str, Field]]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def boosts(text: str) -> list[tuple[str, int]]:
+    """Parse `title=3,tags=2` (argparse type)."""
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    if not all(name.strip() and number.strip().isdecimal() for name, _, number in pairs):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not of the form title=3,tags=2")
+    return [(name.strip(), int(number)) for name, _, number in pairs]
+
+
 def index_options(args: argparse.Namespace) -> IndexOptions:
-    """Return the options among the arguments, without the schema."""
+    """Return the options among the arguments, without the schema and what depends on it."""
     from lightir.index import IndexOptions
     from lightir.index.index_options import SEGMENT_DOCUMENTS
 
@@ -251,7 +275,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
         require_no_corpus_options(args)
         own = args.query_encoder and Path(args.query_encoder)
         inferred, _ = infer_from_first(document for reader in read_vectors(folders) for document in reader.documents())
-        options = dataclasses.replace(options, schema=inferred.with_fields(declared))
+        options = dataclasses.replace(options, schema=inferred.with_fields(declared), boosts=dict(args.boost))
         return index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
     contract, query_encoder = None, args.query_encoder
     if args.model:
@@ -263,7 +287,9 @@ def build(args: argparse.Namespace) -> IndexInfo:
             "encode the corpus first (lightir encode), or name the model that will encode it (--model)"
         )
     inferred, documents = infer_from_first(read_documents(args.vectors, fields=args.fields))
-    options = dataclasses.replace(options, schema=inferred.with_fields(declared), passages=passage_options(args))
+    options = dataclasses.replace(
+        options, schema=inferred.with_fields(declared), passages=passage_options(args), boosts=dict(args.boost)
+    )
     return build_index(
         document_shards(documents),
         args.out,

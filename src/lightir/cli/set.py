@@ -1,6 +1,7 @@
 """Change metadata of documents without their texts: prices, stock, tags.
 
-Vectors and words stay as they are, so nothing is encoded again. All changes are one transaction: after an interruption
+Vectors stay as they are, so nothing is encoded again. Words of fields with a boost (lightir index --boost) are counted
+anew. All changes are one transaction: after an interruption
 the index has all of them or none. Values are checked by the types of the index's fields.
 
 NAME=VALUE sets a field; VALUE is JSON (3, true, ["a", "b"]) or else a string. NAME=null removes the field.

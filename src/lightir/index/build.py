@@ -262,4 +262,5 @@ def index_record(intake: Intake) -> dict[str, Any]:
         "segment_documents": intake.options.segment_documents,
         **({} if intake.options.schema is None else {"schema": dataclasses.asdict(intake.options.schema)}),
         **({} if intake.options.passages is None else {"passages": dataclasses.asdict(intake.options.passages)}),
+        **({"boosts": dict(intake.options.boosts)} if intake.options.boosts else {}),
     }

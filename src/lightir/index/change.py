@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,12 @@ class Change:
     deleted: list[DocKeys] = field(default_factory=list)
     added: list[DocumentRows] = field(default_factory=list)
     compact: bool = False
+
+    def replace(self, parts: Iterable[DocumentRows]) -> None:
+        """Put other rows in place of those of the same keys."""
+        for rows in parts:
+            self.deleted.append(rows.doc_keys)
+            self.added.append(rows)
 
 
 def added_documents(options: IndexOptions) -> int:

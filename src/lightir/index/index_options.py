@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from lightir.analysis import BAG
@@ -10,6 +11,7 @@ from lightir.errors import InvalidInput
 from lightir.index.passages.naming import PASSAGE_FIELDS
 from lightir.index.passages.options import PassageOptions
 from lightir.index.schema import Schema
+from lightir.index.text_fields import require_boosts
 
 DenseDtype = Literal["fp16", "int8", "fp16+int8"]
 
@@ -41,6 +43,9 @@ class IndexOptions:
             and compare by JSON types. See `lightir.index.schema.infer`.
         passages: sizes of passages, into which documents that are longer than the model reads are split when they are
             added without vectors; None to split none. The schema gets the fields of passages.
+        boosts: weight from 1 to 100 of each field in BM25 (`lightir.index.text_fields`): "title" and "text", 1 without
+            a boost, and metadata fields of text or keywords in the schema, whose words only count with a boost. The
+            model reads title and text whatever the boosts.
     """
 
     dense_dim: int | None = None
@@ -51,6 +56,7 @@ class IndexOptions:
     segment_documents: int = SEGMENT_DOCUMENTS
     schema: Schema | None = None
     passages: PassageOptions | None = None
+    boosts: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.dense_dtype not in get_args(DenseDtype):
@@ -65,6 +71,7 @@ class IndexOptions:
             raise InvalidInput("bags of tokens are cut by the model's bag_tokens; they have no passages")
         if self.passages is not None:
             object.__setattr__(self, "schema", (self.schema or Schema()).with_fields(PASSAGE_FIELDS))
+        require_boosts(self.boosts, self.schema, self.analyzer)
 
     def sizes(self) -> dict[str, Any]:
         """Return the options under "sizes" in the store's record: how vectors are stored."""

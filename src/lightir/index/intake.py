@@ -21,7 +21,9 @@ from lightir.index.segments.rows import (
     bags_of_term_ids,
     count_term_ids,
     count_terms,
+    count_weighted_terms,
 )
+from lightir.index.text_fields import counted_fields, field_text
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
 from lightir.text import QueryPolicy, TextTokenizer, check_text, query_term_ids
@@ -113,6 +115,10 @@ class Intake:
     def _tokens(self, analyzer: Analyzer, documents: Sequence[Document]) -> TokenRows:
         if self._encoder is not None and analyzer.name == BAG:
             return bags_of_term_ids(bag_term_ids(self._encoder.tokenizer, self._encoder.contract.document, documents))
+        if self.options.boosts:
+            boosts = counted_fields(self.options.boosts)
+            fields = [field_text(document, name) for name in boosts for document in documents]
+            return count_weighted_terms(*analyzer.distinct_terms(fields), list(boosts.values()))
         texts = [document.full_text() for document in documents]
         if self._encoder is None or analyzer.name not in OF_A_MODEL:
             return count_terms(*analyzer.distinct_terms(texts))

@@ -48,7 +48,8 @@ class IndexInfo:
         pending: number of documents without vectors, those that could not be encoded included.
         deleted: number of deleted documents that compaction has not removed.
         outdated: number of rows that compaction will remove because newer ones replaced them: those of documents that
-            were replaced or got their vectors. `deleted` counts a document once; further rows of it are outdated.
+            were replaced, or got vectors or other words. `deleted` counts a document once; further rows of it are
+            outdated.
         segments: number of segments.
         branches: branches that can be searched.
         bytes: size on disk of dense, sparse, tokens and store.
@@ -58,6 +59,7 @@ class IndexInfo:
         dense_graph: number of documents in the graphs over dense rows, and recall of the exact top ten for queries that
             are documents' own vectors; None without graphs.
         fields: type of each metadata field, such as "number" or "keyword, key"; None for an index without a schema.
+        boosts: boost of each field in BM25 (`IndexOptions.boosts`); None if title and text count alike.
     """
 
     documents: int
@@ -74,6 +76,7 @@ class IndexInfo:
     dense_dim: int | None
     dense_graph: Mapping[str, float] | None = None
     fields: Mapping[str, str] | None = None
+    boosts: Mapping[str, int] | None = None
 
 
 class Index:
@@ -413,6 +416,7 @@ def view_info(view: View) -> IndexInfo:
         dense_dim=view.dense_dim,
         dense_graph=_graph_info(segments),
         fields=None if view.schema is None else {name: str(known) for name, known in view.schema.fields.items()},
+        boosts=dict(view.options.boosts) or None,
     )
 
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lightir.errors import InvalidInput, NotFound
 from lightir.index.intake import Intake
 from lightir.index.passages.naming import moved_passage
-from lightir.index.segments.rows import DenseMatrix, DocumentRows
-from lightir.index.segments.segment import Segment
+from lightir.index.recounting import rows_of
+from lightir.index.segments.rows import DocumentRows
 from lightir.index.store_row import StoreRow, store_row
 from lightir.index.stored_documents import DocKeys
 from lightir.index.view import View
-from lightir.shards import Shard
-from lightir.vectors import SparseVectors, row_entries
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,19 +72,5 @@ def renamed(view: View, intake: Intake, new_ids: Mapping[str, str]) -> Iterator[
             new_id = new_ids.get(document.doc_id)
             moved = moved_passage(document, new_ids) if new_id is None else dataclasses.replace(document, doc_id=new_id)
             documents.append(moved)
-        counted = intake.rows(Shard(documents, None, None))
-        yield Renamed(
-            old_keys, [store_row(document) for document in documents], _with_vectors(counted, live.segment, at)
-        )
-
-
-def _with_vectors(rows: DocumentRows, segment: Segment, at: npt.NDArray[np.int64]) -> DocumentRows:
-    """Return rows with the vectors that some rows of a segment have."""
-    dense, stored, sparse = segment.rows().dense, segment.sparse, None
-    if dense is not None:
-        values: Any = dense.rows[at]
-        dense = DenseMatrix(values, None if dense.scales is None else dense.scales[at])
-    if stored is not None:
-        indptr, entries = row_entries(stored.indptr, at)
-        sparse = SparseVectors(indptr, stored.term_ids[entries], stored.weights[entries], stored.postings.vocab_size)
-    return dataclasses.replace(rows, pending=segment.pending[at], dense=dense, sparse=sparse)
+        stored = [store_row(document) for document in documents]
+        yield Renamed(old_keys, stored, rows_of(live.segment, at, documents, intake))

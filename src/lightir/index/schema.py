@@ -73,27 +73,28 @@ class Field:
             (a string that is compared as a whole); or "text" (a string of words).
         key: whether a value names one document, as a part number does; keywords only. It is stored, and search does
             not use it yet.
-        boost: weight of the field's words; text fields only. It is stored, and search does not use it yet.
 
     Raises:
-        InvalidInput: an unknown type, a key that is no keyword, or a boost of another type, negative or not finite.
+        InvalidInput: an unknown type, or a key that is no keyword.
     """
 
     type: FieldType
     key: bool = False
-    boost: float = 1.0
 
     def __post_init__(self) -> None:
         if self.type not in FIELD_TYPES:
             raise InvalidInput(f"type {self.type!r} is unknown; expected {', '.join((*FIELD_TYPES, KEY))}")
         if self.key and self.type != "keyword":
             raise InvalidInput(f"a key field is a keyword; this one has the type {self.type}")
-        if not 0 <= self.boost < float("inf") or (self.boost != 1 and self.type != "text"):
-            raise InvalidInput(f"boost is {self.boost!r} of a {self.type} field; text fields have one, of 0 or more")
+
+    @property
+    def holds_words(self) -> bool:
+        """Whether the values are strings of words, which BM25 can count."""
+        return self.type in ("text", "keyword")
 
     def __str__(self) -> str:
-        """Return the type, and the key or boost if there is one."""
-        return f"{self.type}{', key' * self.key}{f', boost {self.boost:g}' * (self.boost != 1)}"
+        """Return the type, and whether it is a key."""
+        return f"{self.type}{', key' * self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +319,7 @@ def declared_field(name: str, value: Any, where: str) -> Field:
             return Field("keyword", key=True)
         if isinstance(value, str):
             return Field(cast(FieldType, value))
-        kinds = {"type": str, "key": bool, "boost": int | float}
+        kinds = {"type": str, "key": bool}
         known = isinstance(value, dict) and "type" in value and value.keys() <= kinds.keys()
         if known and all(isinstance(value[part], kinds[part]) for part in value):
             return Field(**value)
@@ -327,5 +328,5 @@ def declared_field(name: str, value: Any, where: str) -> Field:
     shown = json.dumps(value, ensure_ascii=False)[:60]
     raise InvalidInput(
         f"{where}: the field {name!r} is {shown}; expected one of {', '.join((*FIELD_TYPES, KEY))}, or an object with "
-        "type, and key or boost if it has one"
+        "type, and perhaps key"
     )

@@ -555,9 +555,23 @@ def _stored_options(record: Mapping[str, Any], where: str) -> IndexOptions:
         raise FormatError(f"{where} is damaged: its sizes are {type(sizes).__name__}, not an object")
     name = None if analyzer is None else analyzer["name"]
     values = {**sizes, "analyzer": name, "segment_documents": record["segment_documents"]}
-    values |= {name: record.get(name) for name in ("schema", "passages")}  # earlier releases have none
+    values |= {name: record[name] for name in ("schema", "passages", "boosts") if name in record}
+    if "schema" in values:
+        values["schema"] = _without_unused(values["schema"])
     options: IndexOptions = from_json(IndexOptions, values, where)
     return options
+
+
+def _without_unused(schema: Any) -> Any:
+    """Return a stored schema without the boosts that earlier builds of this format stored, and never used."""
+    fields = schema.get("fields") if isinstance(schema, dict) else None
+    if not isinstance(fields, dict):
+        return schema  # reading it as a schema names the damage
+    kept = {
+        name: {part: value for part, value in known.items() if part != "boost"} if isinstance(known, dict) else known
+        for name, known in fields.items()
+    }
+    return {**schema, "fields": kept}
 
 
 def _dense_rows(segment: Segment) -> DenseRows | None:

@@ -38,8 +38,10 @@ from lightir.index.metadata_changes import with_changes
 from lightir.index.metadata_filters import Filter
 from lightir.index.passages.naming import require_no_place
 from lightir.index.reader import IndexInfo, view_info
+from lightir.index.recounting import recounted, with_other_words
 from lightir.index.removal import remove_unlisted
 from lightir.index.renaming import renamed, require_renamable
+from lightir.index.segments.rows import DocumentRows
 from lightir.index.store import Store
 from lightir.index.store_file import STORE_FILE, require_writable
 from lightir.index.store_row import StoreRow, store_row
@@ -214,10 +216,14 @@ class IndexWriter:
         """Add documents in one change; each replaces the document with its id. Arguments and errors are those of `add`.
 
         A document without vectors whose title and text are unchanged keeps its stored vectors; only its metadata are
-        replaced. So a whole corpus can be upserted after a few of its documents have changed.
+        replaced, and the words of fields with a boost. So a whole corpus can be upserted after a few of its documents
+        have changed.
 
         Returns:
             The number of new or changed documents; documents with vectors always count.
+
+        Raises:
+            FormatError: a segment is damaged, and documents keep its vectors while the words of their metadata change.
         """
         return self._put(Shard(listed(documents), dense, sparse), replace=True)
 
@@ -286,8 +292,9 @@ class IndexWriter:
     def set_metadata(self, changes: Mapping[str, Mapping[str, Any]], *, skip_missing: bool = False) -> int:
         """Change metadata fields of documents in one change, and return the number of documents that changed.
 
-        Titles, texts, vectors and words stay as they are, so nothing is encoded again. Values are checked and converted
-        as those of added documents (`Schema.typed`).
+        Titles, texts and vectors stay as they are, so nothing is encoded again. The words of a document are counted
+        anew if those of a field with a boost change (`IndexOptions.boosts`). Values are checked and converted as those
+        of added documents (`Schema.typed`).
 
         Args:
             changes: doc_id -> field -> new value. None removes the field. "author.name" is the field "name" of the
@@ -297,6 +304,7 @@ class IndexWriter:
         Raises:
             NotFound: the index does not have an id.
             InvalidInput: a value of another type, a malformed field, or a field inside a value that is no object.
+            FormatError: a segment with vectors to copy is damaged.
         """
         wanted = {check_text(doc_id, "a doc_id"): values for doc_id, values in changes.items()}
         if self._view.has_passages:
@@ -310,16 +318,19 @@ class IndexWriter:
                     f"there is no document {missing[0]!r} in {self.folder} ({len(missing):,} of {len(wanted):,} ids "
                     "are missing); nothing was changed. Skip such ids with --skip-missing (skip_missing=True)"
                 )
-            rows = {}
+            rows, described = {}, {}
             for doc_id, key in keys.items():
                 (document,) = self._store.documents.of([key]).values()
                 values = wanted[doc_id if doc_id in wanted else self._view.document_of(doc_id)]
                 metadata = with_changes(document, values, self._view.schema)
                 if metadata != document.metadata:
-                    rows[key] = store_row(dataclasses.replace(document, metadata=metadata))
+                    described[key] = dataclasses.replace(document, metadata=metadata)
+                    rows[key] = store_row(described[key])
+            counted = self._recounted(described)
             if rows:
-                with self._changing():
+                with self._changing() as change:
                     self._store.documents.describe(rows)
+                    change.replace(counted)
             return self._n_documents(row[0] for row in rows.values())
 
     def rename(self, new_ids: Mapping[str, str]) -> None:
@@ -370,14 +381,13 @@ class IndexWriter:
         refuse_repeated(shard)
         with self._threads:
             require_same_kinds(self._view, shard)
-            unchanged, skipped = self._unchanged(shard.documents)
-            # Terms are counted anew: copying those of a damaged segment would give them a valid checksum.
-            pieces = [
-                self._intake.rows(piece)
-                for piece in sliced(selected(shard, unchanged), added_documents(self._view.options))
-            ]
+            unchanged, stored, skipped = self._unchanged(shard.documents)
+            # Terms are counted anew: copying those of a damaged segment would give them a valid checksum. They are
+            # those of the stored documents, whose metadata may be others by now.
+            encoded = dataclasses.replace(selected(shard, unchanged), documents=stored)
+            pieces = [self._intake.rows(piece) for piece in sliced(encoded, added_documents(self._view.options))]
             if unchanged:
-                keys = self._store.documents.keys(shard.documents[i].doc_id for i in unchanged)
+                keys = self._store.documents.keys(document.doc_id for document in stored)
                 with self._changing() as change:
                     for rows in pieces:
                         row_keys = np.array([keys[doc_id] for doc_id in rows.doc_ids], dtype=np.int64)
@@ -454,9 +464,12 @@ class IndexWriter:
                     f"document id {existing!r} is already in the index; use --replace (upsert) to replace it"
                 )
             described: dict[int, StoreRow] = {}
+            counted: list[DocumentRows] = []
             changed = {*known}.difference(row[0] for row in stored)  # passages that the documents no longer have
             if known and shard.dense is None and shard.sparse is None:
                 same, described = self._store.documents.same_texts(stored, known)
+                by_id = {document.doc_id: document for document in shard.documents}
+                counted = self._recounted({key: by_id[row[0]] for key, row in described.items()})
                 known = {doc_id: key for doc_id, key in known.items() if doc_id not in same}
                 shard = Shard([document for document in shard.documents if document.doc_id not in same], None, None)
                 stored = [row for row in stored if row[0] not in same]
@@ -473,6 +486,7 @@ class IndexWriter:
                 replaced = np.array(sorted(known.values()), dtype=np.int64)
                 self._store.documents.remove(replaced)
                 change.deleted.append(replaced)
+                change.replace(counted)
                 first = 0
                 for piece in rows:
                     keys = self._store.documents.insert(stored[first : first + len(piece)])
@@ -491,17 +505,26 @@ class IndexWriter:
         """Return the number of distinct documents of stored ids."""
         return len({self._view.document_of(doc_id) for doc_id in doc_ids})
 
-    def _unchanged(self, documents: Sequence[Document]) -> tuple[list[int], list[str]]:
-        """Return the positions of documents that are stored with the same title and text, and the ids of the others."""
+    def _recounted(self, documents: Mapping[int, Document]) -> list[DocumentRows]:
+        """Return the rows of stored documents whose words change with new metadata, given by key."""
+        return [*recounted(self._view, self._intake, with_other_words(self._view, documents))]
+
+    def _unchanged(self, documents: Sequence[Document]) -> tuple[list[int], list[Document], list[str]]:
+        """Return the positions of documents that are stored with the same title and text, and the others' ids.
+
+        Returns:
+            The positions, the stored documents at these positions, and the ids of the others.
+        """
         known = self._store.documents.keys(document.doc_id for document in documents)
-        unchanged, others = [], []
+        unchanged, same, others = [], [], []
         for i, document in enumerate(documents):
             stored = self._store.documents.named([document.doc_id])[0] if document.doc_id in known else None
             if stored is not None and (stored.title, stored.text) == (document.title, document.text):
                 unchanged.append(i)
+                same.append(stored)
             else:
                 others.append(document.doc_id)
-        return unchanged, others
+        return unchanged, same, others
 
     @contextmanager
     def _changing(self, *, progress: bool = False) -> Iterator[Change]:

@@ -12,6 +12,9 @@ import numpy.typing as npt
 from lightir.index.segments.dictionary import Dictionary, SortedStrings
 from lightir.vectors import Ragged, SparseVectors, TermIds
 
+MAX_LENGTH = 2**32 - 1
+"""Greatest length of a document that is stored. Only a weight can raise the length of a document above it."""
+
 RowNumbers = npt.NDArray[np.int64]
 """Numbers of documents within a segment or within rows in memory."""
 
@@ -109,10 +112,36 @@ def count_terms(terms: Sequence[str], rows: Ragged) -> TokenRows:
         terms: distinct words of all texts, in any order; each occurs.
         rows: the words of each text, as positions in `terms`.
     """
+    terms, rows = _ascending(terms, rows)
+    return _counted(terms, rows)
+
+
+def count_weighted_terms(terms: Sequence[str], rows: Ragged, weights: Sequence[int]) -> TokenRows:
+    """Return the counts of documents of several analyzed fields: sums over the fields of weight x count (BM25F).
+
+    Args:
+        terms: distinct words of all fields, in any order; each occurs.
+        rows: the words of the first field of all n documents, then those of the second field, and so on, as positions
+            in `terms`.
+        weights: weight of each field.
+    """
+    terms, rows = _ascending(terms, rows)
+    n, vocab_size = len(rows) // len(weights), max(len(terms), 1)
+    lengths = np.array(weights) @ rows.lengths.reshape(len(weights), n)
+    row_of = np.repeat(np.tile(np.arange(n, dtype=np.int64), len(weights)), rows.lengths)
+    keys, positions = np.unique(row_of * vocab_size + rows.term_ids, return_inverse=True)
+    sums = np.bincount(positions, weights=np.repeat(np.repeat(weights, n), rows.lengths), minlength=len(keys))
+    indptr = np.searchsorted(keys, np.arange(n + 1, dtype=np.int64) * vocab_size).astype(np.int64)
+    counts = SparseVectors(indptr, (keys % vocab_size).astype(np.uint32), sums.astype(np.float32), len(terms))
+    return _narrowed(terms, counts, np.minimum(lengths, MAX_LENGTH))
+
+
+def _ascending(terms: Sequence[str], rows: Ragged) -> tuple[list[str], Ragged]:
+    """Return the terms in ascending order, and the rows as positions in them."""
     order = sorted(range(len(terms)), key=terms.__getitem__)
     ranks = np.zeros(len(terms), dtype=np.uint32)
     ranks[order] = np.arange(len(terms), dtype=np.uint32)
-    return _counted([terms[i] for i in order], Ragged(ranks[rows.term_ids], rows.indptr))
+    return [terms[i] for i in order], Ragged(ranks[rows.term_ids], rows.indptr)
 
 
 def count_term_ids(rows: Ragged) -> TokenRows:
@@ -129,8 +158,11 @@ def bags_of_term_ids(rows: Ragged) -> TokenRows:
 
 
 def _counted(terms: list[str] | TermIds, rows: Ragged) -> TokenRows:
-    counts = SparseVectors.count(rows, vocab_size=len(terms))
+    return _narrowed(terms, SparseVectors.count(rows, vocab_size=len(terms)), rows.lengths)
+
+
+def _narrowed(terms: list[str] | TermIds, counts: SparseVectors, lengths: npt.NDArray[np.int64]) -> TokenRows:
     # One byte per count where all fit; float32 is exact up to 2 ** 24.
     if counts.weights.max(initial=0) <= 255:
         counts = counts.with_weights(counts.weights.astype(np.uint8))
-    return TokenRows(terms, counts, rows.lengths.astype(np.uint32))
+    return TokenRows(terms, counts, lengths.astype(np.uint32))
