@@ -29,7 +29,7 @@ class FolderFiles:
 
     Attributes:
         paths: paths of the files whose text can be read, sorted.
-        names: the same paths relative to the folder.
+        names: path of each file relative to the folder, in the same order.
         skipped: the others.
     """
 
