@@ -15,7 +15,8 @@ def answer(parameters: dict[str, list[str]]) -> list[dict[str, object]]:
     """Return the `k` best documents for the query `q`, restricted by a `filter` in JSON."""
     index.refresh()  # to the newest commit
     condition = json.loads(parameters["filter"][0]) if "filter" in parameters else None
-    hits = searcher.hits(parameters["q"][0], int(parameters.get("k", ["10"])[0]), SearchOptions(filter=condition))
+    options = SearchOptions(filter=condition, syntax=True)
+    hits = searcher.hits(parameters["q"][0], int(parameters.get("k", ["10"])[0]), options)
     return [
         {"id": hit.doc_id, "score": hit.score, "title": hit.title, "snippet": hit.snippet, "metadata": hit.metadata}
         for hit in hits

@@ -112,6 +112,25 @@ class Analyzer:
             cut = [m[0] for m in (_HAN_OR_WORD if self.name == "chinese" else _WORD).finditer(text)]
         return [(word, self._terms(word)) for word in cut]
 
+    def units(self, text: str) -> list[str]:
+        """Return the units of a text that phrases are compared by, in order.
+
+        They are the terms of its words. A run of Han characters, or of another unspaced script, has its characters.
+
+        Raises:
+            InvalidInput: the text is not a str, or the analyzer is "model" or "bag".
+        """
+        units: list[str] = []
+        for word, terms in self.words(text):
+            units += word if self.is_unspaced(word[0]) else terms
+        return units
+
+    def is_unspaced(self, character: str) -> bool:
+        """Whether runs of a character are cut into pairs, because no blanks separate their words."""
+        if self.name in _AUTO_LANGUAGE:
+            return scripts.is_unspaced(character)
+        return self.name == "chinese" and _HAN_CHARACTER.match(character) is not None
+
     def plain(self, word: str) -> str:
         """Return a word in the form in which its stem begins: in lower case, normalized, without accents if folded."""
         language = _AUTO_LANGUAGE.get(self.name)
@@ -139,9 +158,13 @@ class Analyzer:
         return distinct, _merge_rows(ascii_rows, other_rows, np.array(refused, dtype=np.int64))
 
     def _of_words(self, words: Sequence[str]) -> tuple[dict[str, int], npt.NDArray[np.int64]]:
-        """Return the terms of words with their indices, and each word's index; -1 for a stop word."""
+        """Return the terms of ASCII words with their indices, and each word's index; -1 for a stop word."""
         terms: dict[str, int] = {}
-        term_lists = [self._terms(word) for word in words]
+        language = _AUTO_LANGUAGE.get(self.name)
+        if language is None:
+            term_lists: list[Sequence[str]] = [self._terms(word) for word in words]
+        else:  # a word of ASCII letters is one run
+            term_lists = [scripts.terms_of_run(language, word) for word in words]
         indices = [terms.setdefault(of_word[0], len(terms)) if of_word else -1 for of_word in term_lists]
         return terms, np.array(indices, dtype=np.int64)
 

@@ -177,7 +177,7 @@ class Hit:
     Attributes:
         doc_id: id of the document.
         score: fused score. A pending document among fused ones has the score of the one before it, which says its
-            place only.
+            place only. A document that the query names has at least 1, and more than the other documents.
         title: title of the document, "" if it has none.
         snippet: passage of the text that matches the query best.
         metadata: metadata of the document.
@@ -187,6 +187,7 @@ class Hit:
         late: True if the document was encoded during this search.
         pending: True if the document has no vectors yet.
         passage: place of the passage that the hit stands for; None for a whole document.
+        named: True if the query names the document by its id or key, see `SearchOptions.syntax`.
     """
 
     doc_id: str
@@ -200,6 +201,7 @@ class Hit:
     late: bool = False
     pending: bool = False
     passage: Passage | None = None
+    named: bool = False
 
 
 def escape_id(text: str) -> str:

@@ -268,6 +268,7 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
         "as_you_type",
         "min_score",
         "passages",
+        "syntax",
     )
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     if args.tokens == OVERLAP:
@@ -294,6 +295,24 @@ def add_word_matching(parser: Arguments) -> None:
         metavar="FILE",
         help="file of synonyms for query words, one rule per line: 'tv, television', or 'laptop => notebook, portable "
         "computer' to search the words on the right instead",
+    )
+
+
+def add_syntax(parser: Arguments, default: bool | None, shown: str) -> None:
+    """Declare --syntax and --no-syntax.
+
+    Args:
+        parser: parser or group.
+        default: value without the option.
+        shown: the default as the help says it.
+    """
+    parser.add_argument(
+        "--syntax",
+        action=argparse.BooleanOptionalAction,
+        default=default,
+        help='query syntax: "two words" next to each other, -word for documents without it, field:word for a value of '
+        "a field; documents that the query names by id or key come first; other text is plain words "
+        f"(default: {shown})",
     )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 INDENT = "    "
 TERMS_SHOWN = 8
+NAMED = ", raised because the query names the document"
 
 
 def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
@@ -45,6 +46,8 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
     }
     if hit.late:
         shown["late"] = True
+    if hit.named:
+        shown["named"] = True
     if hit.passage is not None:
         shown["passage"] = dataclasses.asdict(hit.passage)
     if explain:
@@ -96,7 +99,7 @@ def print_result(
         if hit.snippet:
             print(highlight(wrap(hit.snippet, indent=INDENT), _words(hit), BOLD, YELLOW))
         if explain and hit.branches:
-            print(paint(f"{INDENT}= {score_line(hit.branches)}", DIM))
+            print(paint(f"{INDENT}= {score_line(hit.branches)}{NAMED * hit.named}", DIM))
         if explain and hit.terms:
             print(INDENT + paint(shorten(terms_line(_terms_json(hit.terms)), output_width() - len(INDENT)), DIM))
 
@@ -108,7 +111,8 @@ def print_explanation(query: str, explanation: Explanation) -> None:
         position = f"not among the {explanation.n_candidates:,} candidates"
     print(f"{paint(shorten(query, output_width()), BOLD)}  {paint(f'{explanation.fusion}, {position}', DIM)}")
     doc_id = paint(printable(explanation.doc_id), BOLD, CYAN)
-    print(f"{doc_id}  {_score(explanation.score, explanation.branches)} = {score_line(explanation.branches)}")
+    reason = score_line(explanation.branches) + NAMED * explanation.named
+    print(f"{doc_id}  {_score(explanation.score, explanation.branches)} = {reason}")
     for name, branch in explanation.branches.items():
         if branch.score is None:
             print(f"{INDENT}{name} has no score: the document is pending")
@@ -129,6 +133,7 @@ def explanation_json(query: str, explanation: Explanation) -> dict[str, Any]:
         "doc_id": explanation.doc_id,
         "score": explanation.score,
         "pending": explanation.pending,
+        "named": explanation.named,
         "rank": explanation.rank,
         "candidates": explanation.n_candidates,
         "fusion": explanation.fusion,
@@ -156,7 +161,9 @@ def _head(hit: Hit, fields: Sequence[str]) -> str:
         name = f"{name}  [{printable(hit.doc_id)}]"
     scored = {name: part for name, part in hit.branches.items() if part.score is not None}
     parts = [f"{branch} {part.score:.3g}{_rank(part.rank)}" for branch, part in scored.items()]
-    parts += ["late"] * hit.late + ["pending"] * (hit.pending and len(scored) == len(hit.branches))
+    parts += (
+        ["named"] * hit.named + ["late"] * hit.late + ["pending"] * (hit.pending and len(scored) == len(hit.branches))
+    )
     values = ((field, value_at(hit.metadata, field)) for field in fields)
     shown = [f"{printable(field)} {printable(value_text(value))}" for field, value in values if value is not None]
     if hit.passage is not None:

@@ -26,6 +26,7 @@ from lightir.cli.arguments import (
     add_limits,
     add_min_score,
     add_query_encoder,
+    add_syntax,
     add_task,
     add_threads,
     add_tokens,
@@ -53,6 +54,7 @@ EXAMPLES = """
   lightir search index "cordless tv" --synonyms synonyms.txt
   lightir search index "vacc" --as-you-type
   lightir search index "WX-4821-B" --min-score 0.3
+  lightir search shop '"steel kettle" -electric brand:Norda'
   lightir search index "vaccine safety" --filter '{"year": {"gte": 2015}, "not": {"type": "letter"}}'
   lightir search shop "steel kettle" --facet brand --facet color:5 --sort price --offset 10
   lightir search shop "" --filter '{"price": {"lt": 20}}' --sort price:desc
@@ -173,6 +175,7 @@ def _add_ranking(group: Arguments) -> None:
     )
     add_tokens(group)
     add_word_matching(group)
+    add_syntax(group, None, "on; off for --queries")
     add_filter(group)
     add_task(group)
     add_query_encoder(group)
@@ -213,6 +216,7 @@ def run(args: argparse.Namespace) -> None:
     if args.run_file not in (None, "-"):
         check_writable(args.run_file)
     late = args.mode == LATE
+    args.syntax = args.queries is None if args.syntax is None else args.syntax
     options = search_options(argparse.Namespace(**{**vars(args), "mode": args.first_stage}) if late else args)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     synonyms = Synonyms.read(args.synonyms) if args.synonyms else None
@@ -367,9 +371,7 @@ def print_answer(
     else:
         hits, report = late.hits(query, args.k, options, explain=args.explain)
     took_s = time.perf_counter() - start
-    hints = [] if hits else [*why_nothing(searcher.index.view, args.filter)]
-    if not hits and not hints:
-        hints += why_no_word(searcher.index.view, query)
+    hints = [] if hits else why_no_hit(searcher, query, options, args)
     for hint in hints:
         print_status(printable(hint))
     mode = args.mode or searcher.default_mode
@@ -385,6 +387,19 @@ def print_answer(
         print_page(page, args)
     if report is not None:
         print_status(late_line(report))
+
+
+def why_no_hit(searcher: Searcher, query: str, options: SearchOptions, args: argparse.Namespace) -> list[str]:
+    """Return why a search found nothing: its filter, its conditions or its words."""
+    view = searcher.index.view
+    hints = [*why_nothing(view, args.filter)]
+    if hints or args.mode == "late":
+        return hints
+    prepared, words = searcher.prepare(options).read(query)
+    met = prepared.matching is None or any(mask.any() for mask in prepared.matching)
+    if options.syntax and not met and args.filter is None:
+        return ["no document meets the conditions of the query; --no-syntax searches all of its text as words"]
+    return [*why_no_word(view, words)]
 
 
 def print_answer_json(answer: dict[str, Any], args: argparse.Namespace) -> None:
@@ -406,7 +421,12 @@ def print_weakness(searcher: Searcher, hits: Sequence[Hit], options: SearchOptio
     if options.min_score is not None:
         if not hits:
             print_status(f"no good match: no document has a score of {options.min_score:g} or more")
-    elif hits and hits[0].score < NO_MATCH_SCORE and searcher.prepare(options).plan.fusion.method == "absolute":
+    elif (
+        hits
+        and hits[0].branches
+        and hits[0].score < NO_MATCH_SCORE
+        and searcher.prepare(options).plan.fusion.method == "absolute"
+    ):
         print_status(
             f"no good match: the best score is {hits[0].score:.2f}, and made words reach almost {NO_MATCH_SCORE}; "
             f"--min-score {NO_MATCH_SCORE} leaves such hits out"

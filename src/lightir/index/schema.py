@@ -71,8 +71,8 @@ class Field:
     Attributes:
         type: "number"; "boolean"; "date" (ISO 8601 dates and date-times; without a time zone they are UTC); "keyword"
             (a string that is compared as a whole); or "text" (a string of words).
-        key: whether a value names one document, as a part number does; keywords only. It is stored, and search does
-            not use it yet.
+        key: whether a value names one document, as a part number does; keywords only. A query with the value finds
+            that document first, see `SearchOptions.syntax`.
 
     Raises:
         InvalidInput: an unknown type, or a key that is no keyword.

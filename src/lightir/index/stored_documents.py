@@ -21,6 +21,9 @@ from lightir.types import Document, require_list
 KEYS_AT_ONCE = 50_000
 """Maximum number of keys per SQL statement."""
 
+TEXTS_AT_ONCE = 1000
+"""Maximum number of texts that are read at once."""
+
 DocKeys = npt.NDArray[np.int64]
 
 
@@ -85,6 +88,17 @@ class StoredDocuments:
             (n_bytes,),
         )
         return [int(key) for (key,) in rows]
+
+    def texts_of(self, keys: DocKeys) -> Iterator[tuple[int, str, str]]:
+        """Yield the position in `keys`, title and text of each document; deleted ones are omitted."""
+        statement = (
+            "SELECT wanted.key, title, text FROM json_each(:keys) AS wanted "
+            "CROSS JOIN documents ON documents.doc_key = wanted.value"
+        )
+        for first in range(0, len(keys), TEXTS_AT_ONCE):
+            some = json.dumps(keys[first : first + TEXTS_AT_ONCE].tolist())
+            for i, title, text in self._session.select(statement, {"keys": some}):
+                yield first + i, title, text
 
     def values_of(self, path: str, keys: DocKeys) -> Iterator[tuple[int, str, Any]]:
         """Yield the values of a field, and the elements of lists.

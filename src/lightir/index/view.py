@@ -20,6 +20,7 @@ from lightir.index.index_options import IndexOptions
 from lightir.index.index_record import checked_record
 from lightir.index.metadata_filters import Filter
 from lightir.index.passages.naming import document_of, passage_ids_range, whole_document
+from lightir.index.phrases import WORDS_ALONE, Phrase
 from lightir.index.schema import Schema
 from lightir.index.segments.columns import Mask, MetadataSource
 from lightir.index.segments.dictionary import SortedStrings
@@ -38,7 +39,7 @@ from lightir.types import BRANCHES, Branch, Document, require_list
 from lightir.vectors import SparseVectors, row_entries, row_starts
 
 FILTERS_KEPT = 16
-"""Maximum number of filters whose bitmaps a view caches."""
+"""Maximum number of filters, and of phrases, whose bitmaps a view caches."""
 
 TERMS_KEPT = 100_000
 """Maximum number of query terms whose positions in the segments a view caches."""
@@ -89,6 +90,7 @@ class View:
         self._first_ords = np.array([live.first_ord for live in self.segments], dtype=np.int64)
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
         self._matching: OrderedDict[metadata_filters.Node, list[Mask]] = OrderedDict()
+        self._phrases: OrderedDict[str, list[Mask]] = OrderedDict()
         self.prepared: dict[Any, Any] = {}
         """Prepared searches by key, cached for the life of the view."""
 
@@ -414,6 +416,23 @@ class View:
             while len(self._matching) > FILTERS_KEPT:
                 self._matching.popitem(last=False)
         return masks
+
+    def with_phrase(self, phrase: str) -> list[Mask]:
+        """Return for each segment the mask of the live documents whose title, text or other counted field has a phrase.
+
+        See lightir.index.phrases. A phrase of stop words alone is in every document.
+        """
+        masks = self._phrases.get(phrase)
+        if masks is None:
+            masks = self._phrases[phrase] = Phrase(phrase, self.word_analyzer).documents(self)
+            while len(self._phrases) > FILTERS_KEPT:
+                self._phrases.popitem(last=False)
+        return masks
+
+    @property
+    def word_analyzer(self) -> Analyzer:
+        """The analyzer of words in texts that are shown or compared: of an index that counts none, WORDS_ALONE."""
+        return WORDS_ALONE if self.analyzer is None or self.counts_model_terms else self.analyzer
 
     @property
     def metadata_source(self) -> MetadataSource:

@@ -33,9 +33,6 @@ from lightir.search.word_likelihood import WordLikelihood
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors, row_entries
 
-RUN_DOCUMENTS = 65_536
-"""Number of documents of a block of postings, see `lightir.kernel.Postings`."""
-
 TermRow: TypeAlias = tuple[npt.NDArray[np.uint32], kernel.Weights]
 """Term ids, ascending, and their weights."""
 
@@ -158,7 +155,7 @@ class BranchSearch:
                 continue
             term_ids, weights = self._terms_of_segment("tokens", position).row(query)
             with live.segment.naming_damage():
-                masks.append(_documents_with(stored.postings, term_ids[weights > 0]))
+                masks.append(stored.documents_with(term_ids[weights > 0]))
         return masks
 
     def term_rows(
@@ -284,20 +281,6 @@ class BranchSearch:
             assert self.encoded.tokens is not None
             self._token_terms[position] = self.encoded.tokens.of_segment(position)
         return self._token_terms[position]
-
-
-def _documents_with(postings: kernel.Postings, term_ids: npt.NDArray[np.uint32]) -> Mask:
-    """Return the (n_docs,) mask of the documents that have one of some terms."""
-    mask = np.zeros(postings.n_docs, dtype=np.bool_)
-    terms = np.searchsorted(postings.term_ids, term_ids)
-    for term, term_id in zip(terms.tolist(), term_ids.tolist(), strict=True):
-        if term == len(postings.term_ids) or postings.term_ids[term] != term_id:
-            continue
-        first, last = postings.term_indptr[term : term + 2].tolist()
-        starts = postings.run_indptr[first : last + 1]
-        blocks = np.repeat(postings.run_blocks[first:last].astype(np.int64), np.diff(starts))
-        mask[blocks * RUN_DOCUMENTS + postings.offsets[starts[0] : starts[-1]]] = True
-    return mask
 
 
 def documents(view: View, branch: Branch) -> DenseSegments | SparseSegments:

@@ -45,6 +45,8 @@ class Explanation:
             table rows, else none. A branch without a score has no terms.
         pending: True if the document has no vectors yet. Among fused documents it keeps its place in the tokens branch,
             and its score is that of the document before it.
+        named: True if the query names the document by its id or key. Its score is then at least 1, and above those of
+            the other documents.
     """
 
     doc_id: str
@@ -55,6 +57,7 @@ class Explanation:
     branches: Mapping[Branch, BranchScore]
     terms: Mapping[Branch, tuple[TermScore, ...]]
     pending: bool = False
+    named: bool = False
 
 
 def explained(
@@ -65,6 +68,7 @@ def explained(
     fusion: Fusion,
     *,
     pending: bool,
+    named: bool = False,
 ) -> Explanation:
     """Return the explanation of one document.
 
@@ -75,9 +79,10 @@ def explained(
         terms: branch -> its terms, see `Explanation`.
         fusion: method and weights.
         pending: whether the document has no vectors yet.
+        named: whether the query names the document.
     """
     position = int(np.flatnonzero(candidates.doc_ords == doc_ord)[0])
-    listed = any(column.ranks[position] for column in candidates.columns.values())
+    listed = named or any(column.ranks[position] for column in candidates.columns.values())
     return Explanation(
         doc_id=doc_id,
         score=float(candidates.scores[position]),
@@ -87,6 +92,7 @@ def explained(
         branches=_branch_scores(candidates, position, pending),
         terms={branch: tuple(terms[branch]) for branch in BRANCHES if branch in terms},
         pending=pending,
+        named=named,
     )
 
 
@@ -98,6 +104,7 @@ def make_hit(
     *,
     pending: bool,
     by_document: bool = False,
+    named: bool = False,
 ) -> Hit:
     """Return a document as a page of results shows it.
 
@@ -108,6 +115,7 @@ def make_hit(
         terms: matched terms.
         pending: whether the document has no vectors yet.
         by_document: whether the hit stands for the whole document of a passage.
+        named: whether the query names the document.
     """
     score = float(candidates.scores[0])
     branches = _branch_scores(candidates, 0, pending)
@@ -123,6 +131,7 @@ def make_hit(
         shown.highlights,
         pending=pending,
         passage=passage,
+        named=named,
     )
 
 

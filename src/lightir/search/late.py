@@ -148,7 +148,7 @@ class LateSearcher:
         for query in named:
             start = self._clock()
             first = self.searcher.search([query], max(k, self.late.m), self._first(options))[query.query_id]
-            second = self._score(query.text, first.doc_ids, start)
+            second = self._score(self._words(query.text, options), first.doc_ids, start)
             doc_ids, scores = joined(first.doc_ids, first.scores.tolist(), second.scores, m=self.late.m)
             shown = self._shown(doc_ids, options)[:k]
             named_ids = [self._document_of(doc_ids[at], options) for at in shown]
@@ -177,7 +177,7 @@ class LateSearcher:
         start = self._clock()
         first = self.searcher.hits(query, max(k, self.late.m), self._first(options), explain=explain)
         hits = {hit.doc_id: hit for hit in first}
-        second = self._score(query, list(hits), start)
+        second = self._score(self._words(query, options), list(hits), start)
         ranked = joined(list(hits), [hit.score for hit in first], second.scores, m=self.late.m)
         doc_ids, scores = ranked
         shown: list[Hit] = []
@@ -193,6 +193,10 @@ class LateSearcher:
         mode = self.first_mode if options.mode is None else options.mode
         return dataclasses.replace(options, mode=mode, passages=True)
 
+    def _words(self, query: str, options: SearchOptions) -> str:
+        """Return the text of a query that the second stage encodes."""
+        return self.searcher.prepare(self._first(options)).read(query)[1]
+
     def _shown(self, doc_ids: Sequence[str], options: SearchOptions) -> list[int]:
         """Return the positions of the hits: those of each document's best passage, unless all passages are wanted."""
         by_document = self.searcher.index.view.has_passages and not options.passages
@@ -205,7 +209,8 @@ class LateSearcher:
         """Return the second stage's scores of the m best, with the time of both stages in the report."""
         limit_ms = self.late.budget_ms
         left_s = None if limit_ms is None else start + limit_ms / 1000 - self._clock()
-        second = self._second.score(query, list(doc_ids[: self.late.m]), seconds=left_s)
+        ordered = doc_ids[: self.late.m] if query.strip() else ()  # there are no words to order a listing by
+        second = self._second.score(query, list(ordered), seconds=left_s)
         report = dataclasses.replace(second.report, seconds=self._clock() - start)
         return dataclasses.replace(second, report=report)
 

@@ -7,6 +7,7 @@ lists are made outside it and handed in: lists of graphs, and lists of a languag
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.index import View
+from lightir.index.listing import Listing
 from lightir.index.passages.naming import document_of, first_of_documents
 from lightir.index.segments.columns import Mask
 from lightir.kernel import DocOrds
@@ -35,6 +37,7 @@ from lightir.kernel.query import TextEncoder
 from lightir.kernel.segments import Allowed
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries, documents, has_graphs
+from lightir.search.conditions import NO_DOCUMENTS, read_query
 from lightir.search.encoding import QueryCoding, checked_text
 from lightir.search.plan import WHOLE_DEPTH, Plan, default_depth, span
 from lightir.search.search_options import MAX_COUNT, SearchOptions, is_count
@@ -126,10 +129,12 @@ class PreparedSearch:
         options: the options.
         threads: maximum number of threads.
         depth: number of documents that each branch gives to the fusion.
-        matching: mask of each segment's documents that pass the filter; None without a filter.
+        matching: mask of each segment's documents that pass the filter, and the conditions of the query; None without.
+        named: documents that the query names, which are ranked first.
+        lists_all: whether all documents of `matching` are the result, because the query has conditions alone.
     """
 
-    __slots__ = ("_bound", "depth", "matching", "options", "plan", "threads", "view")
+    __slots__ = ("_bound", "depth", "lists_all", "matching", "named", "options", "plan", "threads", "view")
 
     def __init__(self, view: View, bound: BoundPlan, options: SearchOptions, *, threads: int = 1) -> None:
         """Put a bound plan and the options of a search together.
@@ -144,6 +149,38 @@ class PreparedSearch:
         self.depth = bound.depth if options.depth is None else options.depth
         self._bound = bound
         self.matching = None if options.filter is None else view.matching(options.filter)
+        self.named: DocOrds = NO_DOCUMENTS
+        self.lists_all = False
+
+    def read(self, query: str, query_id: str = "") -> tuple[PreparedSearch, str]:
+        """Return the search of one query by its syntax, and the text to rank by.
+
+        Without the option `syntax`, or if the query has no conditions and names no document, it is this search.
+
+        Args:
+            query: text of the query.
+            query_id: id of the query, which a mapping of exclusions is asked for.
+
+        Raises:
+            InvalidInput: the text is no str.
+        """
+        checked_text(query_id, query)
+        if not self.options.syntax:
+            return self, query
+        reading = read_query(self.view, query)
+        if reading.matching is None and not len(reading.named):
+            return self, reading.text
+        own = copy.copy(self)
+        if reading.matching is not None:
+            before = reading.matching if self.matching is None else self.matching
+            own.matching = [mask & other for mask, other in zip(reading.matching, before, strict=True)]
+            own.lists_all = not reading.text.strip()
+        if len(reading.named) and not own.lists_all:
+            masks = own.selectable(query_id)
+            at, rows = self.view.locate(reading.named)
+            is_found = [bool(masks[i][row]) for i, row in zip(at.tolist(), rows.tolist(), strict=True)]
+            own.named = reading.named[np.array(is_found, dtype=np.bool_)]
+        return own, reading.text
 
     def encoded_only(self) -> PreparedSearch:
         """Return the same search of the documents that have their vectors."""
@@ -178,7 +215,9 @@ class PreparedSearch:
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
-        if self.by_document:
+        if self.lists_all:
+            ranked = [self._listed(query.query_id, k) for query in queries]
+        elif self.by_document:
             ranked = self._best_passages(queries, k, columns=columns, encoded=encoded)
         else:
             ranked = self._rank(queries, k, columns=columns, encoded=encoded)
@@ -191,6 +230,13 @@ class PreparedSearch:
     def by_document(self) -> bool:
         """Whether of the passages of a document only the best one is returned."""
         return self.view.has_passages and not self.options.passages
+
+    def _listed(self, query_id: str, k: int) -> Candidates:
+        """Return the first k documents that may be found, in the order of their ids, with score 0."""
+        require_count(k)
+        listing = Listing(self.view, self.selectable(query_id))
+        doc_ords = (listing.one_per_document() if self.by_document else listing).first(k)
+        return Candidates(doc_ords, np.zeros(len(doc_ords)), {})
 
     def _best_passages(
         self, queries: Sequence[Query], k: int, *, columns: bool, encoded: EncodedQueries | None
@@ -212,7 +258,7 @@ class PreparedSearch:
         require_count(k)
         query_ids = [query.query_id for query in queries]
         request = Request(k, max(k, self.depth), self.threads, columns, self._excluded(query_ids))
-        if encoded is None and self._bound.takes_texts:
+        if encoded is None and self._bound.takes_texts and not len(self.named):
             texts = [query.text for query in queries]
             try:
                 return self._bound.kernel.search_texts(texts, request, allowed=self._allowed)
@@ -232,10 +278,10 @@ class PreparedSearch:
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
-        if self.by_document:
+        if self.by_document or self.lists_all or len(self.named):
             queries = [Query(query_id, text) for query_id, text in zip(query_ids, texts, strict=True)]
             return [
-                Ranking(query.query_id, self._document_ids(candidates.doc_ords), candidates.scores)
+                Ranking(query.query_id, self._result_ids(candidates.doc_ords), candidates.scores)
                 for query, candidates in zip(queries, self.rank(queries, k, columns=False), strict=True)
             ]
         bound = self._bound
@@ -257,8 +303,9 @@ class PreparedSearch:
         counted = [(ranking, _n_above(ranking.scores, least)) for ranking in ranked]
         return [Ranking(ranking.query_id, ranking.doc_ids[:n], ranking.scores[:n]) for ranking, n in counted]
 
-    def _document_ids(self, doc_ords: DocOrds) -> list[str]:
-        return [document_of(doc_id) for doc_id in self.view.doc_ids(doc_ords)]
+    def _result_ids(self, doc_ords: DocOrds) -> list[str]:
+        doc_ids = self.view.doc_ids(doc_ords)
+        return [document_of(doc_id) for doc_id in doc_ids] if self.by_document else doc_ids
 
     def _rankings_of_vectors(self, query_ids: Sequence[str], texts: Sequence[str], request: Request) -> list[Ranking]:
         """Return each query's ranking where the kernel does not make all vectors of the queries."""
@@ -273,14 +320,34 @@ class PreparedSearch:
         return self._bound.coding.encode(self.view, queries, self.plan)
 
     def rank_encoded(self, encoded: EncodedQueries, request: Request) -> list[Candidates]:
-        """Return each query's best candidates: one call of the kernel."""
+        """Return each query's best candidates, named documents first: one call of the kernel."""
         searched = self.branches(encoded)
-        return self._bound.kernel.search(
+        asked = request
+        if len(self.named):
+            also = self.named if request.also is None else np.union1d(request.also, self.named)
+            asked = request._replace(k=MAX_COUNT, also=also)
+        ranked = self._bound.kernel.search(
             [searched.queries(branch) for branch in self.plan.searched],
-            request,
-            lists=self._lists(searched, request),
+            asked,
+            lists=self._lists(searched, asked),
             allowed=self._allowed,
         )
+        if not len(self.named):
+            return ranked
+        return [self._named_first(candidates).take(slice(request.k)) for candidates in ranked]
+
+    def _named_first(self, candidates: Candidates) -> Candidates:
+        """Return candidates with named documents first, whose scores are at least 1 and above those of the others."""
+        is_named = np.isin(candidates.doc_ords, self.named)
+        first, others = candidates.take(np.flatnonzero(is_named)), np.flatnonzero(~is_named)
+        above = np.nextafter(candidates.scores[others].max(initial=0.0), np.inf)
+        least = max(1.0, float(above), self.options.min_score or 0.0)
+        scores = np.maximum(first.scores, least)
+        order = np.lexsort((first.doc_ords, -scores))
+        order = order[self.view.break_ties(first.doc_ords[order], scores[order])]
+        positions = np.concatenate([np.flatnonzero(is_named)[order], others])
+        every = np.concatenate([scores[order], candidates.scores[others]])
+        return dataclasses.replace(candidates.take(positions), scores=every)
 
     def rank_with(self, encoded: EncodedQueries, also: DocOrds) -> Candidates:
         """Return all candidates of one query, and some other documents that no branch needs to list."""
@@ -295,11 +362,11 @@ class PreparedSearch:
         k = depth if len(self.plan.branches) == 1 else MAX_COUNT
         return self.rank_encoded(encoded, Request(k, depth, self.threads, excluded=self._excluded([""])))[0]
 
-    def selectable(self) -> list[Mask]:
+    def selectable(self, query_id: str = "") -> list[Mask]:
         """Return for each segment the mask of the documents that the search may find: live, matching, not excluded."""
         masks = [live.live for live in self.view.segments] if self.matching is None else self.matching
         masks = [mask.copy() for mask in masks]
-        for doc_id in self.options.excluded("") if self.options.excludes else ():
+        for doc_id in self.options.excluded(query_id) if self.options.excludes else ():
             at, rows = self.view.locate(np.array(self.view.doc_ords(doc_id), dtype=np.uint32))
             for segment, row in zip(at.tolist(), rows.tolist(), strict=True):
                 masks[segment][row] = False

@@ -63,6 +63,8 @@ class SearchOptions:
             "absolute"; the scores of other fusions and of one branch alone depend on the list, the model or the query.
         passages: return every passage, with its own id, instead of the best passage of each document. For an index
             with passages; others ignore it.
+        syntax: read phrases, excluded words and conditions on fields in the text of a query, and rank documents that
+            it names by id or key first, see lightir.search.query_syntax. By default all text is words.
 
     Raises:
         InvalidInput: an unknown mode, fusion or branch, weights that are negative or all 0, a depth below 1, a
@@ -82,6 +84,7 @@ class SearchOptions:
     as_you_type: bool = False
     min_score: float | None = None
     passages: bool = False
+    syntax: bool = False
 
     def __post_init__(self) -> None:
         if self.mode is not None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Index, View
@@ -19,7 +18,7 @@ from lightir.kernel.candidates import Candidates, Request
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
-from lightir.search.encoding import QueryCoding, checked_text
+from lightir.search.encoding import QueryCoding
 from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms, with_words
 from lightir.search.pages import Page, PageOptions, PageSearch
 from lightir.search.plan import Plan, plan
@@ -28,7 +27,7 @@ from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, is_cou
 from lightir.search.snippets import full_texts, snippets
 from lightir.search.through_model import branch_mode
 from lightir.search.word_matching import EXACT_WORDS, WordMatching
-from lightir.types import Branch, Hit, Query, Run, TermScore, require_list
+from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore, require_list
 from lightir.vectors import QueryEncoder
 from lightir.words.synonyms import Synonyms, SynonymTable
 
@@ -143,7 +142,9 @@ class Searcher:
         """
         prepared = self.prepare(options)
         query_ids, texts = _ids_and_texts(queries)
-        if len(texts) <= BATCH_QUERIES:
+        if options.syntax:
+            rankings = _rankings_by_syntax(prepared, query_ids, texts, k)
+        elif len(texts) <= BATCH_QUERIES:
             rankings = prepared.rankings(query_ids, texts, k)
         else:
             batches = [slice(first, first + BATCH_QUERIES) for first in range(0, len(texts), BATCH_QUERIES)]
@@ -179,7 +180,8 @@ class Searcher:
         Raises:
             InvalidInput: bad arguments, a branch that the index lacks, a malformed filter.
         """
-        prepared, asked = self.prepare(options), [Query("", query)]
+        prepared, query = self.prepare(options).read(query)
+        asked = [Query("", query)]
         encoded = prepared.encode(asked) if explain or not prepared.takes_texts else None
         (candidates,) = prepared.rank(asked, k, encoded=encoded)
         return self._hits(query, candidates, prepared, encoded, explain=explain, full_text=full_text)
@@ -210,9 +212,8 @@ class Searcher:
         Raises:
             InvalidInput: bad arguments, a branch that the index lacks, a malformed filter, or a field without a type.
         """
-        prepared = self.prepare(options)
-        is_empty = not checked_text("", query).strip()
-        encoded = None if is_empty else prepared.encode([Query("", query)])
+        prepared, query = self.prepare(options).read(query)
+        encoded = None if not query.strip() else prepared.encode([Query("", query)])
         search = PageSearch(prepared, encoded, page)
         shown = search.shown()
         hits = self._hits(query, shown, prepared, encoded, explain=explain, full_text=full_text)
@@ -233,7 +234,7 @@ class Searcher:
         if self.demand is not None:
             self.demand.note(view, candidates.doc_ords[:DEMAND_TOP])
         searched = prepared.branches(encoded) if encoded is not None and explain else None
-        analyzer = self._snippet_analyzer(view)
+        analyzer = view.word_analyzer
         hits = []
         documents = view.documents(view.doc_ids(candidates.doc_ords))
         shown = full_texts if full_text else snippets
@@ -245,7 +246,8 @@ class Searcher:
             worded = with_words(terms, query, analyzer, words) if terms else []
             pending = bool(view.waits[doc_ord])
             alone = candidates.take(slice(i, i + 1))
-            hits.append(make_hit(document, alone, passage, worded, pending=pending, by_document=prepared.by_document))
+            kind = {"pending": pending, "by_document": prepared.by_document, "named": doc_ord in prepared.named}
+            hits.append(make_hit(document, alone, passage, worded, **kind))
         return hits
 
     def explain(self, query: str, doc_id: str, options: SearchOptions = DEFAULT_OPTIONS) -> Explanation:
@@ -261,9 +263,9 @@ class Searcher:
 
         Raises:
             NotFound: there is no such document.
-            InvalidInput: bad arguments, or a document that does not match the filter.
+            InvalidInput: bad arguments, or a document that does not match the filter or the query's conditions.
         """
-        prepared = self.prepare(options)
+        prepared, query = self.prepare(options).read(query)
         view = prepared.view
         doc_ords = view.doc_ords(doc_id)
         if not doc_ords:
@@ -271,13 +273,16 @@ class Searcher:
         if prepared.matching is not None:
             doc_ords = [doc_ord for doc_ord in doc_ords if _matches(view, prepared.matching, doc_ord)]
         if not doc_ords:
-            raise InvalidInput(f"document {doc_id!r} does not match the filter: no search with it ranks the document")
+            raise InvalidInput(
+                f"document {doc_id!r} does not match the filter or the query's conditions, so no search ranks it"
+            )
         encoded = prepared.encode([Query("", query)])
         candidates = prepared.rank_with(encoded, np.array(doc_ords, dtype=np.uint32))
         doc_ord = next(at for at in candidates.doc_ords.tolist() if at in doc_ords)  # its best passage
         terms = self._branch_terms_of(query, doc_ord, prepared.branches(encoded), prepared.plan)
         pending = bool(view.waits[doc_ord])
-        return explained(doc_id, doc_ord, candidates, terms, prepared.plan.fusion, pending=pending)
+        named = doc_ord in prepared.named
+        return explained(doc_id, doc_ord, candidates, terms, prepared.plan.fusion, pending=pending, named=named)
 
     def candidates(
         self, queries: Sequence[Query], options: SearchOptions = DEFAULT_OPTIONS
@@ -286,6 +291,8 @@ class Searcher:
 
         Pending documents are left out. Of each document's passages the best one is given, under the document's id.
         """
+        if options.syntax:
+            raise InvalidInput("candidates are those of plain text; ask for them without syntax")
         prepared = self.prepare(options).encoded_only()
         n_candidates = prepared.depth * len(prepared.plan.branches)
         for start in range(0, len(queries), BATCH_QUERIES):
@@ -346,7 +353,7 @@ class Searcher:
                 scored = self._branch_terms(branch, doc_ord, searched)
                 tokens = searched.encoded.tokens
                 words = {} if tokens is None else tokens.words
-                terms[branch] = with_words(scored, query, self._snippet_analyzer(view), words)
+                terms[branch] = with_words(scored, query, view.word_analyzer, words)
         if "dense" in scoring and isinstance(self.encoder, CachedQueryEncoder):
             terms["dense"] = dense_terms(self.encoder, view, query, doc_ord, task=self.task)
         return terms
@@ -367,10 +374,6 @@ class Searcher:
             return term
         own = self.encoder if isinstance(self.encoder, CachedQueryEncoder) else self.index.query_encoder()
         return f"[{term}]" if own is None else own.tokenizer.term(term)
-
-    def _snippet_analyzer(self, view: View) -> Analyzer:
-        # Without words of its own the index gets the analyzer that knows no language but cuts Chinese as well.
-        return Analyzer("chinese") if view.analyzer is None or self.index.counts_model_terms else view.analyzer
 
 
 def _ids_and_texts(queries: Iterable[Query | str]) -> tuple[list[str], list[str]]:
@@ -397,6 +400,17 @@ def _ids_and_texts(queries: Iterable[Query | str]) -> tuple[list[str], list[str]
     if len(query_ids) > 1 and len(set(query_ids)) < len(query_ids):
         raise InvalidInput("a query_id is repeated; each query needs its own")
     return query_ids, texts
+
+
+def _rankings_by_syntax(
+    prepared: PreparedSearch, query_ids: Sequence[str], texts: Sequence[str], k: int
+) -> list[Ranking]:
+    """Return the ranking of each query, whose text has the query syntax."""
+    rankings = []
+    for query_id, text in zip(query_ids, texts, strict=True):
+        own, words = prepared.read(text, query_id)
+        rankings += own.rankings([query_id], [words], k)
+    return rankings
 
 
 def _scoring_branches(view: View, chosen: Plan, doc_ord: int) -> Sequence[Branch]:

@@ -30,12 +30,14 @@ PASSAGE_FIELDS: Mapping[str, Field] = {
 _TITLE = "title"
 _MARK, _HEX = "#p-", 12
 _SUFFIX = re.compile(rf"{_MARK}[0-9a-f]{{{_HEX}}}")
-_LENGTH = len(_MARK) + _HEX
+ID_SUFFIX_LENGTH = len(_MARK) + _HEX
+"""Number of characters, all ASCII, by which the id of a passage is longer than that of its document."""
 
 
 def document_of(doc_id: str) -> str:
     """Return the id of the document of a passage; of another document its own id."""
-    return doc_id[:-_LENGTH] if len(doc_id) > _LENGTH and _SUFFIX.fullmatch(doc_id, len(doc_id) - _LENGTH) else doc_id
+    end = len(doc_id) - ID_SUFFIX_LENGTH
+    return doc_id[:end] if end > 0 and _SUFFIX.fullmatch(doc_id, end) else doc_id
 
 
 def first_of_documents(doc_ids: Sequence[str]) -> npt.NDArray[np.int64]:

@@ -134,6 +134,22 @@ class Column:
         self._typed: dict[FieldType, TypedValues] = {}
 
     @property
+    def texts(self) -> list[str]:
+        """The distinct texts among the values, and some that were values before a change."""
+        return list(self._codes)
+
+    def texts_like(self, text: str) -> list[str]:
+        """Return the texts that equal another one but for case."""
+        return self._folded.get(text.casefold(), [])
+
+    @cached_property
+    def _folded(self) -> dict[str, list[str]]:
+        folded: dict[str, list[str]] = {}
+        for text in self._codes:
+            folded.setdefault(text.casefold(), []).append(text)
+        return folded
+
+    @property
     def is_wasteful(self) -> bool:
         """Whether most of the texts that the column keeps are no longer values, after many patches."""
         return len(self._codes) > 2 * len(self._texts[0]) + 1000
@@ -246,10 +262,13 @@ class Column:
             exact = set(numbers)
             mask[rows[np.array([value in exact for value in large], dtype=np.bool_)]] = True
 
-    def _mark_texts(self, texts: Sequence[str], mask: Mask) -> None:
+    def rows_with(self, texts: Iterable[str]) -> Rows:
+        """Return the row numbers of the documents with one of some texts, repeated if they have several."""
         codes = [self._codes[text] for text in texts if text in self._codes]
-        if codes:
-            mask[self._texts[0][np.isin(self._texts[1], codes)]] = True
+        return self._texts[0][np.isin(self._texts[1], codes)] if codes else np.zeros(0, np.int32)
+
+    def _mark_texts(self, texts: Sequence[str], mask: Mask) -> None:
+        mask[self.rows_with(texts)] = True
 
     def _texts_compared(self, name: str, text: str) -> Mask:
         """Return for each code whether its text compares so with another."""

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from lightir.errors import FormatError
 from lightir.vectors import TermIds, row_starts
 
+_LOWERED = np.frombuffer(bytes(range(256)).lower(), dtype=np.uint8)
+
 
 class SortedStrings:
     """Distinct strings in ascending order of code points, which is also that of their UTF-8 bytes."""
@@ -53,6 +55,22 @@ class SortedStrings:
         wanted = string.encode(errors="surrogatepass")
         position = bisect_left(range(len(self)), wanted, key=self.raw)
         return position if position < len(self) and self.raw(position) == wanted else None
+
+    def like(self, string: str, *, longer: int = 0) -> list[int]:
+        """Return the positions of the strings that begin with another one, but for the case of ASCII letters.
+
+        Args:
+            string: the beginning.
+            longer: number of further bytes that the strings have.
+        """
+        wanted = string.encode(errors="surrogatepass").lower()
+        text, indptr = self.arrays
+        rows = np.flatnonzero(np.diff(indptr) == len(wanted) + longer)
+        for i in reversed(range(len(wanted))):  # ids differ at their ends more often
+            if not len(rows):
+                break
+            rows = rows[_LOWERED[text[indptr[rows] + i]] == wanted[i]]
+        return rows.tolist()
 
     def first_above(self, string: str) -> int:
         """Return the position of the first string above another one; the length if there is none."""

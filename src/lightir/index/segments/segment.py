@@ -20,12 +20,15 @@ import numpy.typing as npt
 from lightir import kernel
 from lightir.errors import FormatError, LightirError, storage_error, storage_errors
 from lightir.files import child_path
-from lightir.index.segments.columns import Columns
+from lightir.index.segments.columns import Columns, Mask
 from lightir.index.segments.dictionary import SortedIds, SortedStrings
 from lightir.index.segments.graph import Graph, GraphFacts
 from lightir.index.segments.layout import MANIFEST, SEGMENT_VERSION, file_of
 from lightir.index.segments.rows import DenseMatrix, DocumentRows, TokenRows
 from lightir.vectors import TermIds
+
+RUN_DOCUMENTS = 65_536
+"""Number of documents of a block of postings, see `lightir.kernel.Postings`."""
 
 DenseArray = npt.NDArray[np.float16] | npt.NDArray[np.int8]
 
@@ -55,6 +58,20 @@ class SparseBranch:
         """Return the term ids and weights of a document."""
         span = slice(self.indptr[doc_ord], self.indptr[doc_ord + 1])
         return self.term_ids[span], self.weights[span]
+
+    def documents_with(self, term_ids: npt.NDArray[np.uint32]) -> Mask:
+        """Return the (n_docs,) mask of the documents that have one of some terms."""
+        postings = self.postings
+        mask = np.zeros(postings.n_docs, dtype=np.bool_)
+        terms = np.searchsorted(postings.term_ids, term_ids)
+        for term, term_id in zip(terms.tolist(), term_ids.tolist(), strict=True):
+            if term == len(postings.term_ids) or postings.term_ids[term] != term_id:
+                continue
+            first, last = postings.term_indptr[term : term + 2].tolist()
+            starts = postings.run_indptr[first : last + 1]
+            blocks = np.repeat(postings.run_blocks[first:last].astype(np.int64), np.diff(starts))
+            mask[blocks * RUN_DOCUMENTS + postings.offsets[starts[0] : starts[-1]]] = True
+        return mask
 
 
 class Segment:
