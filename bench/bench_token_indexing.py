@@ -1,8 +1,8 @@
 """Indexing speed without a model's vectors, from texts to a searchable index: words, bags of terms, and their peers.
 
 bm25s and tantivy (requirements/bench.lock) index the same texts in the same run, one thread each. Words are BM25
-without stems and stop words, as the peers have them here; bags are SiDR's V_BoT, which a query encoder's weights then search.
-Documents a second of CPU count the process's own time, so that other work counts little.
+without stems and stop words, as the peers have them here; bags are SiDR's V_BoT, which a query encoder's weights then
+search. Documents a second of CPU count the process's own time, so that other work counts little.
 """
 
 from __future__ import annotations
