@@ -179,6 +179,17 @@ def test_train_says_how_the_loss_fell_and_where_the_curves_are(tmp_path):
     assert describe_losses(tmp_path) == f"{told}, curves for TensorBoard in {log.parent / 'tensorboard'}"
 
 
+def test_a_long_command_prints_its_progress_where_stderr_is_no_terminal(tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "river"}\n{"_id": "b", "text": "engine"}\n')
+    main(["index", str(tmp_path / "c.jsonl"), "--out", str(tmp_path / "short")])
+    assert "index: " not in capsys.readouterr().err
+    monkeypatch.setattr("lightir.progress.MESSAGE_EVERY_S", 0.0)
+    main(["index", str(tmp_path / "c.jsonl"), "--out", str(tmp_path / "long")])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines[:2]] == ["index: 2 documents"] * 2
+    assert "2 documents indexed" in lines[2]
+
+
 def test_options_may_come_between_positional_arguments(bm25_index, capsys):
     """argparse alone refuses `lightir search index -k 3 "a question"`."""
     between = ["search", str(bm25_index), "-k", "1", "about the river", "--json"]

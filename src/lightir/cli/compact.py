@@ -10,7 +10,8 @@ import argparse
 import dataclasses
 
 from lightir.cli.arguments import add_index, add_json
-from lightir.cli.terminal import format_size, print_json, print_status
+from lightir.cli.terminal import print_json, print_status
+from lightir.quantities import format_size
 
 HELP = "merge segments and remove deleted documents"
 EXAMPLES = """

@@ -24,8 +24,6 @@ from lightir.cli.terminal import (
     CYAN,
     DIM,
     YELLOW,
-    format_duration,
-    format_size,
     output_width,
     paint,
     print_json,
@@ -34,6 +32,7 @@ from lightir.cli.terminal import (
     shorten_front,
 )
 from lightir.errors import InvalidInput, NotFound
+from lightir.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
     from lightir.search import Searcher

@@ -31,8 +31,9 @@ from lightir.cli.arguments import (
     positive,
     search_options,
 )
-from lightir.cli.terminal import Misuse, format_duration, format_table, print_json, print_status
+from lightir.cli.terminal import Misuse, format_table, print_json, print_status
 from lightir.files import check_writable, make_folder, temporary_folder, write_bytes
+from lightir.quantities import format_duration
 from lightir.types import escape_id
 
 if TYPE_CHECKING:

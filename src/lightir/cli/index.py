@@ -32,8 +32,9 @@ from lightir.cli.arguments import (
 )
 from lightir.cli.info import fields_in_words, print_longer
 from lightir.cli.pipeline import are_vectors, index_vectors, read_vectors
-from lightir.cli.terminal import Misuse, format_size, print_json, print_status
+from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.errors import InvalidInput
+from lightir.quantities import format_size
 
 if TYPE_CHECKING:
     from lightir.contract import Contract

@@ -26,7 +26,8 @@ from lightir.cli.arguments import (
     add_json,
     positive,
 )
-from lightir.cli.terminal import Misuse, format_duration, print_json, print_status
+from lightir.cli.terminal import Misuse, print_json, print_status
+from lightir.quantities import format_duration
 from lightir.types import Run
 
 METHODS = ("jelinek-mercer", "dirichlet")

@@ -7,19 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.terminal import (
-    BOLD,
-    CYAN,
-    DIM,
-    YELLOW,
-    format_duration,
-    highlight,
-    output_width,
-    paint,
-    printable,
-    shorten,
-    wrap,
-)
+from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, highlight, output_width, paint, printable, shorten, wrap
+from lightir.quantities import format_duration
 from lightir.types import Branch, BranchScore, Hit, TermScore
 
 if TYPE_CHECKING:

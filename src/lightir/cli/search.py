@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from lightir.cli.arguments import (
     MODEL_HELP,
     Arguments,
@@ -36,8 +34,10 @@ from lightir.cli.arguments import (
 from lightir.cli.filter_hints import why_nothing
 from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page, shown_fields
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
-from lightir.cli.terminal import format_duration, print_json, print_json_line, print_status, printable
+from lightir.cli.terminal import print_json, print_json_line, print_status, printable
 from lightir.cli.word_hints import why_no_word
+from lightir.progress import followed
+from lightir.quantities import format_duration
 
 if TYPE_CHECKING:
     from lightir.encode.model_search import ModelSearchOptions
@@ -393,7 +393,7 @@ def search_late(late: LateSearcher, queries: Sequence[Query], options: SearchOpt
     """Search queries one after the other, and print what was encoded for all of them."""
     run: Run = {}
     reports: list[LateReport] = []
-    for query in tqdm(queries, desc="late", unit="query", disable=None):
+    for query in followed(queries, "late", unit="query", total=len(queries)):
         ranking, report = late.search([query], args.k, options)
         run |= ranking
         reports += report.values()

@@ -106,7 +106,7 @@ def encode_pending(
         encoding: how the model is loaded and run; `shard_size` does not apply here.
         stop: event that ends the work: encoded documents are committed or parked, other claims are released.
         ready: function that is called once, when the model is loaded and before the first claim.
-        progress: show a progress bar if standard error is a terminal.
+        progress: show a progress bar, or log messages if stderr is no terminal.
 
     Raises:
         NotFound: there is no such model, or no model is named and no installed one fits.

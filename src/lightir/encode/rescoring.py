@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
-from tqdm import tqdm
 
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import rank_by_score
+from lightir.progress import Progress
 from lightir.types import Document, Query, Run
 
 WINDOW = 1024
@@ -55,7 +55,7 @@ def rescore(run: Run, documents: Iterable[Document], score: Scorer, *, depth: in
             query_ids.setdefault(doc_id, []).append(query_id)
     new_scores: dict[str, dict[str, float]] = {query_id: {} for query_id in run}
     n_pairs = sum(map(len, query_ids.values()))
-    with tqdm(total=n_pairs, desc="rerank", unit="pair", disable=None, smoothing=0.05) as bar:
+    with Progress("rerank", unit="pair", total=n_pairs, smooth=True) as bar:
         for window in _windows(_select(documents, set(query_ids))):
             pairs = [(row, query_id) for row, document in enumerate(window) for query_id in query_ids[document.doc_id]]
             for numbers, scores in score(window, pairs):

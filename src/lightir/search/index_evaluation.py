@@ -16,6 +16,7 @@ from lightir.eval import DEFAULT_MEASURES, Comparison, EvaluationResult, compare
 from lightir.eval.measures import parse_measures
 from lightir.files import make_folder
 from lightir.index import Index
+from lightir.progress import followed
 from lightir.search.explain import Explanation
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
@@ -150,7 +151,8 @@ def evaluate_systems(
     missing = missing_documents(next(iter(systems.values()))[0], qrels, dataset.name)
     queries = list(dataset.queries(split))
     results = {}
-    for name, (searcher, mode) in systems.items():
+    shown = followed(systems.items(), "evaluate", unit="system", total=len(systems))
+    for name, (searcher, mode) in shown:
         joins = mode == "hybrid" or "+" in mode
         weights = options.weights if joins else None
         run = searcher.search(queries, depth, dataclasses.replace(options, mode=mode, weights=weights))

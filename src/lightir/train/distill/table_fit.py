@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from lightir.errors import InvalidInput
 from lightir.models.devices import fast_dtype
+from lightir.progress import followed
 from lightir.query.bigrams import Bigrams
 from lightir.vectors import Floats, Ragged
 
@@ -142,8 +142,7 @@ def kl_table(
     dtype = fast_dtype("cpu")  # bfloat16, several times faster, suffices for scores at a temperature of 0.05
     matrix = torch.from_numpy(np.asarray(documents, dtype=np.float32)).to(dtype)
     teacher = torch.from_numpy(np.asarray(targets, dtype=np.float32))
-    bar = tqdm(range(config.steps), desc="KL to the teacher", unit="step", disable=None)
-    for _ in bar:
+    for _ in followed(range(config.steps), "KL to the teacher", unit="step", total=config.steps):
         chosen = generator.integers(0, len(queries), size=min(config.batch_size, len(queries)))
         relevant = [positives.row(int(i)).astype(np.int64) for i in chosen] if positives is not None else []
         ordinals = _draw_candidates(generator, len(documents), config.candidates, relevant)
@@ -242,7 +241,8 @@ def _conjugate_gradient(
     residual = right.clone()
     direction = residual / diagonal
     energy = (residual * direction).sum(0)
-    for _ in tqdm(range(config.ridge_iterations), desc="ridge", unit="iteration", disable=None):
+    n_iterations = config.ridge_iterations
+    for _ in followed(range(n_iterations), "ridge", unit="iteration", total=n_iterations):
         product = transposed @ (shares @ direction) + config.ridge * direction
         step = energy / (direction * product).sum(0).clamp_min(1e-30)
         solution += step * direction
