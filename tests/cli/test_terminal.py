@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,12 @@ def test_control_characters_of_a_document_do_not_reach_the_terminal():
         terminal.printable(text),
     ]
     assert set(shown) == {"a\ufffd[2J b\ufffd\ufffd1m\ufffd"}
+
+
+def test_messages_of_commands_count_with_a_singular_where_there_is_one():
+    sources = Path(terminal.__file__).parent.glob("*.py")
+    counts = [count for path in sources for count in re.findall(r":,\} \w+s\b(?! and)", path.read_text("utf-8"))]
+    assert counts == []  # lightir.quantities.counted
 
 
 def test_log_messages_are_printed_once_to_stderr(capsys):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, highlight, output_width, paint, printable, shorten, wrap
-from lightir.quantities import format_duration
+from lightir.quantities import counted, format_duration
 from lightir.types import Branch, BranchScore, Hit, TermScore
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def result_json(
 
 def late_line(late: LateReport) -> str:
     """Describe in one line what late search did for a query."""
-    counted = f"{len(late.encoded)} document{'' if len(late.encoded) == 1 else 's'}"
-    parts = [f"late: {counted} encoded in {format_duration(late.encoding_seconds)}"]
+    parts = [f"late: {counted(len(late.encoded), 'document')} encoded in {format_duration(late.encoding_seconds)}"]
     if late.parked:
         parts.append(f"{len(late.parked)} more will be stored after another writer finishes")
     if late.failed:
@@ -76,8 +75,8 @@ def print_result(
 
     A pending document shows "pending" in place of the scores that it does not have. `fields` are shown of each hit.
     """
-    counted = f"{len(hits)} hit{'' if len(hits) == 1 else 's'}, mode {mode}, {format_duration(took_s)}"
-    print(f"{paint(shorten(query.strip() or '(no query)', output_width()), BOLD)}  {paint(counted, DIM)}")
+    summary = f"{counted(len(hits), 'hit')}, mode {mode}, {format_duration(took_s)}"
+    print(f"{paint(shorten(query.strip() or '(no query)', output_width()), BOLD)}  {paint(summary, DIM)}")
     for rank, hit in enumerate(hits, 1):
         print(f"\n{rank:>3} {_head(hit, fields)}")
         if hit.snippet:
@@ -90,9 +89,9 @@ def print_result(
 
 def print_explanation(query: str, explanation: Explanation) -> None:
     """Print why a document has its score: its rank, each branch's contribution and matched terms."""
-    position = f"rank {explanation.rank} of {explanation.n_candidates:,} candidates"
+    position = f"rank {explanation.rank} of {counted(explanation.n_candidates, 'candidate')}"
     if explanation.rank is None:
-        position = f"not among the {explanation.n_candidates:,} candidates"
+        position = f"not among the {counted(explanation.n_candidates, 'candidate')}"
     print(f"{paint(shorten(query, output_width()), BOLD)}  {paint(f'{explanation.fusion}, {position}', DIM)}")
     doc_id = paint(printable(explanation.doc_id), BOLD, CYAN)
     print(f"{doc_id}  {_score(explanation.score, explanation.branches)} = {score_line(explanation.branches)}")

@@ -37,7 +37,7 @@ from lightir.cli.results import explanation_json, late_line, print_explanation, 
 from lightir.cli.terminal import print_json, print_json_line, print_status, printable
 from lightir.cli.word_hints import why_no_word
 from lightir.progress import followed
-from lightir.quantities import format_duration
+from lightir.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from lightir.encode.model_search import ModelSearchOptions
@@ -278,7 +278,7 @@ def load_model_search(index: Index, args: argparse.Namespace) -> Searcher:
 
     pending = index.view.n_pending
     if pending and "full" in args.mode:
-        print_status(f"{pending:,} of {len(index):,} documents are pending; mode {args.mode} does not find them")
+        print_status(f"mode {args.mode} does not find {counted(pending, 'pending document')} of {len(index):,}")
     return model_searcher(index, args.model, options=model_search_options(args))
 
 
@@ -399,8 +399,8 @@ def search_late(late: LateSearcher, queries: Sequence[Query], options: SearchOpt
         reports += report.values()
     encoded, seconds = sum(len(report.encoded) for report in reports), sum(r.encoding_seconds for r in reports)
     left = sum(report.left + len(report.parked) + len(report.failed) for report in reports)
-    note = f"; {left:,} hits kept their first-stage rank for lack of vectors" if left else ""
-    print_status(f"{encoded:,} documents encoded in {format_duration(seconds)}{note}")
+    note = f"; {counted(left, 'hit')} without vectors ranked as in the first stage" if left else ""
+    print_status(f"{counted(encoded, 'document')} encoded in {format_duration(seconds)}{note}")
     return run
 
 
@@ -422,4 +422,4 @@ def write_all(searcher: Searcher, late: LateSearcher | None, options: SearchOpti
     else:
         write_run(args.run_file, rankings)
     speed = len(queries) / max(took_s, 1e-9)
-    print_status(f"{len(queries):,} queries searched in {took_s:.2f} s ({speed:,.0f} queries/s)")
+    print_status(f"{counted(len(queries), 'query')} searched in {took_s:.2f} s ({speed:,.0f} queries/s)")

@@ -13,6 +13,7 @@ from lightir.index.reader import Index
 from lightir.pending.delivery import Encoded, deliver, encode_documents, require_fit
 from lightir.pending.queue import Queue
 from lightir.progress import Progress
+from lightir.quantities import counted
 from lightir.shards import DocumentEncoder
 from lightir.types import Document
 
@@ -187,7 +188,8 @@ class _Worker:
         if self._failures_in_a_row >= MOST_FAILURES_IN_A_ROW:
             self.queue.record_failures(errors)
             raise InvalidInput(
-                f"{self._failures_in_a_row} documents failed in a row, the last with: {list(errors.values())[-1]}. "
+                f"{counted(self._failures_in_a_row, 'document')} failed in a row, "
+                f"the last with: {list(errors.values())[-1]}. "
                 "Repair the model or the machine, then continue with --retry-failed"
             )
 

@@ -17,6 +17,7 @@ from lightir.eval.ndcg import ndcg
 from lightir.eval.significance import randomization_test
 from lightir.kernel.candidates import Candidates, normalize
 from lightir.progress import followed
+from lightir.quantities import counted
 from lightir.search.index_evaluation import missing_documents
 from lightir.search.language_model import Smoothing
 from lightir.search.plan import WHOLE_DEPTH, default_depth, has_spans, plan
@@ -134,8 +135,8 @@ def tune(
     judged = [query for query in queries if query.query_id in qrels]
     if folds < 2 or len(judged) < 2 * folds:
         raise InvalidInput(
-            f"{len(judged)} judged queries in {folds} folds; expected at least two folds of two queries: judge more "
-            "queries, or use fewer folds (--folds)"
+            f"{counted(len(judged), 'judged query')} in {folds} folds; expected at least two folds of two queries: "
+            "judge more queries, or use fewer folds (--folds)"
         )
     now = plan(searcher.index.branches, searcher.index.contract, options)
     if len(now.branches) < 2:

@@ -17,6 +17,7 @@ from lightir.eval.measures import parse_measures
 from lightir.files import make_folder
 from lightir.index import Index
 from lightir.progress import followed
+from lightir.quantities import counted
 from lightir.search.explain import Explanation
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
@@ -239,7 +240,7 @@ def missing_documents(searcher: Ranker, qrels: Qrels, name: str) -> int:
     missing = sum(not searcher.index.view.doc_ords(doc_id) for doc_id in relevant)
     if relevant and missing == len(relevant):
         raise InvalidInput(
-            f"{searcher.index.folder} holds none of the {missing} relevant documents of {name} "
+            f"{searcher.index.folder} holds none of the {counted(missing, 'relevant document')} of {name} "
             f"({min(relevant)!r} for one); is it an index of another corpus?"
         )
     return missing

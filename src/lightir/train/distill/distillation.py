@@ -22,8 +22,9 @@ from lightir.models.encoder import LightRetriever
 from lightir.query.bigrams import Bigrams
 from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
+from lightir.train.distill.fit_config import FitConfig
 from lightir.train.distill.fit_queries import FitQuery, labelled_queries, pseudo_queries, set_name, without_held_out
-from lightir.train.distill.table_fit import FitConfig, fit_table, term_probabilities, weighted_start, with_bigrams
+from lightir.train.distill.table_fit import fit_table, term_probabilities, weighted_start, with_bigrams
 from lightir.train.distill.teacher import load_teacher
 from lightir.train.distill.teacher_vectors import TeacherVectors
 from lightir.types import Document
