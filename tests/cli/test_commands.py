@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from lightir.addresses import shipped_models
 from lightir.cli import doctor
 from lightir.cli.app import COMMANDS, build_parser, command_parsers, load_command, main
 from lightir.cli.train import describe_losses
@@ -916,6 +917,43 @@ def test_bash_completes_commands_options_choices_and_files(line, expected, light
     ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; {function}; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.split() == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("search shop mugs --mode sp", ["sparse", "sparse+tokens"]),
+        ("search shop mugs --sort ", ["price", "color"]),
+        ("search shop mugs --facet c", ["color"]),
+        ("search nowhere mugs --sort ", []),
+        ("encode my-mod", ["my-model"]),
+        ("worker shop --model my-mod", ["my-model"]),
+    ],
+)
+def test_bash_completes_modes_models_and_fields(line, expected, lightir, tmp_path):
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "lightir").write_text(f'#!/bin/sh\nexec {sys.executable} -m lightir "$@"\n')
+    (tmp_path / "lightir").chmod(0o700)
+    (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "mug", "price": 3, "color": "red", "two words": 1}\n')
+    assert lightir("index", tmp_path / "c.jsonl", "--out", tmp_path / "shop").returncode == 0
+    words = ["lightir", *line.split(" ")]
+    quoted = " ".join(f"'{word}'" for word in words)
+    ask = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _shtab_lightir; echo ${{COMPREPLY[@]}}"
+    script = f"{lightir('completion', 'bash').stdout}\n{ask}"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PATH": path}
+    )
+    assert sorted(done.stdout.split()) == sorted(expected), done.stderr
+
+
+def test_completion_prints_the_installed_models_and_the_fields_of_an_index(bm25_index, capsys):
+    assert main(["completion", "models"]) == 0
+    assert capsys.readouterr().out.split() == list(shipped_models())
+    assert main(["completion", "fields", str(bm25_index)]) == 0
+    assert capsys.readouterr().out.split() == []
+    for arguments in (["fields"], ["models", "x"], ["bash", "x"]):
+        assert main(["completion", *arguments]) == 2
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
