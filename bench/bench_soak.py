@@ -19,7 +19,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from array import array
 from collections import Counter, defaultdict
@@ -30,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 import soak_plants
 from lightir.index import Index, IndexOptions, IndexWriter
@@ -52,10 +50,6 @@ from soak_roles import (
     start,
     vectors_of,
 )
-
-# tqdm's lock is a semaphore that forked processes share: a process killed while it holds it would block all later ones.
-tqdm.set_lock(threading.RLock())
-tqdm.monitor_interval = 0  # this thread might hold the lock at a fork
 
 EXAMPLES = """
 examples:

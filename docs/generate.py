@@ -71,7 +71,8 @@ def cli_page() -> str:
         "# The command line",
         NOTE,
         "",
-        "Commands write data to stdout, and progress and messages to stderr. `-` is stdin or stdout.",
+        "Commands write data to stdout, and progress and messages to stderr: a bar on a terminal, and elsewhere "
+        "a line every ten seconds. `-` is stdin or stdout.",
         "Exit codes: 0 success, 1 failure, 2 invalid arguments, 130 after Ctrl-C, 143 after SIGTERM.",
         "Every command accepts `--help` and `--traceback`.",
         "",

@@ -85,6 +85,7 @@ _REMEDIES: Mapping[int, str] = MappingProxyType(
     }
 )
 _EXHAUSTED = frozenset(_REMEDIES) - {errno.EIO, errno.EROFS}
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _RUST_ERRNO = re.compile(r"(?:os error|code:) (\d+)")
 
 
@@ -163,8 +164,20 @@ def storage_error(
     remedy, text = _REMEDIES.get(number, "") if number else unnamed, reason
     if isinstance(error, LightirError):  # its message says what to do
         remedy, text = "", str(error)
+    elif issubclass(kind, WriteFailed) and number in _REFUSED and (folder := _read_only_folder(filename)):
+        remedy, text = "choose another folder, or make it writable", f"the folder {folder} is read-only ({reason})"
     elif filename is not None and os.fsdecode(filename) not in failed:
         text += f" ({os.fsdecode(filename)})"
     made = kind("; ".join(filter(None, (f"{failed}: {text}", outcome, remedy))))
     made.errno, made.strerror, made.filename = number, reason, filename
     return made
+
+
+def _read_only_folder(path: object) -> str:
+    """Return the folder of a path, or the nearest folder above it that exists, if it is read-only; else ""."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return ""
+    folder = os.path.dirname(os.fsdecode(path)) or os.curdir
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder) or os.curdir
+    return "" if os.access(folder, os.W_OK) else folder

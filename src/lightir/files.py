@@ -175,6 +175,36 @@ def check_writable(path: Path | str) -> None:
         pass
 
 
+def check_new_folder(path: Path | str, *, overwrite: bool = False) -> None:
+    """Raise the errors of `atomic_folder` before long work: a folder that exists, a missing permission.
+
+    Args:
+        path: folder that will be written.
+        overwrite: whether an existing folder may be replaced.
+
+    Raises:
+        AlreadyExists: the folder exists, is not empty, and overwrite is off.
+        WriteFailed: the nearest existing folder above it is no folder, or is read-only.
+    """
+    path = Path(path)
+    if not overwrite:
+        _refuse_existing(path)
+    above = next((folder for folder in path.absolute().parents if folder.exists()), Path(os.sep))
+    code = errno.ENOTDIR if not above.is_dir() else 0 if os.access(above, os.W_OK) else errno.EACCES
+    if code:
+        with _naming(path):
+            raise OSError(code, os.strerror(code))
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists() and not _is_empty(path):
+        raise AlreadyExists(f"{path} exists; choose another name or remove it")
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file's content atomically; see `atomic_file`."""
     with atomic_file(path) as file, _naming(path):
@@ -336,11 +366,10 @@ def atomic_folder(path: Path, *, overwrite: bool = False, replaces: str | None =
 
 def _aside(path: Path, overwrite: bool, replaces: str | None) -> tuple[Path, _Lock]:
     """Check what a write replaces, and return a temporary folder, locked while its writer is alive."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        if not overwrite:
-            raise AlreadyExists(f"{path} exists; choose another name or remove it")
-        if replaces is not None and not (path / replaces).is_file():
-            raise AlreadyExists(f"{path} has no {replaces}, so it is another kind of folder and is not replaced")
+    if not overwrite:
+        _refuse_existing(path)
+    elif replaces is not None and path.exists() and not (path / replaces).is_file() and not _is_empty(path):
+        raise AlreadyExists(f"{path} has no {replaces}, so it is another kind of folder and is not replaced")
     make_folder(path.parent)
     remove_abandoned(path.parent, glob.escape(path.name))
     return _locked_folder(path)

@@ -32,6 +32,7 @@ from lightir.files import (
     sha256_file,
     write_json,
 )
+from lightir.quantities import counted
 from lightir.types import Cells, Document
 from lightir.vectors import SparseVectors
 
@@ -63,7 +64,7 @@ class Shard:
             raise InvalidInput(f"a shard's documents are {type(self.documents).__name__}; expected a list")
         for name, rows in (("dense", self.dense), ("sparse", self.sparse)):
             if rows is not None and len(rows) != len(self.documents):
-                raise InvalidInput(f"{len(self.documents)} documents but {len(rows)} {name} vectors")
+                raise InvalidInput(f"{counted(len(self.documents), 'document')} but {len(rows)} {name} vectors")
         if self.dense is not None and not np.all(np.isfinite(self.dense)):
             raise InvalidInput("a dense vector contains NaN or infinity; check the model and its precision")
 

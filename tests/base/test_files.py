@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -9,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from lightir import files
-from lightir.errors import AlreadyExists, FormatError, NotFound
-from lightir.files import atomic_file, atomic_folder, check_writable, read_json, write_bytes, write_json
+from lightir.errors import AlreadyExists, FormatError, NotFound, WriteFailed, storage_errors
+from lightir.files import (
+    atomic_file,
+    atomic_folder,
+    check_new_folder,
+    check_writable,
+    read_json,
+    write_bytes,
+    write_json,
+)
 
 
 def fill_and_fail(path: Path) -> None:
@@ -205,3 +214,43 @@ def test_a_new_folder_is_as_readable_as_the_umask_says(tmp_path, umask, file_mod
     paths = sorted((tmp_path / "model").rglob("*"))
     assert {path.stat().st_mode & 0o777 for path in paths if path.is_file()} == {file_mode}
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model", tmp_path / "model" / "inner")} == {folder_mode}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("path", ["new", "a/b/new", "empty", "full", "file", "file/new"])
+def test_a_check_of_a_new_folder_refuses_what_writing_it_refuses(path: str, overwrite: bool, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").write_text("x")
+    (tmp_path / "file").write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    errors: list[type[Exception] | None] = []
+    for attempt in (check_new_folder, try_to_write):
+        try:
+            attempt(tmp_path / path, overwrite=overwrite)
+            errors.append(None)
+        except (AlreadyExists, WriteFailed) as error:
+            errors.append(type(error))
+        if attempt is check_new_folder:
+            assert sorted(tmp_path.rglob("*")) == before
+    assert errors[0] == errors[1]
+
+
+def try_to_write(path: Path, *, overwrite: bool) -> None:
+    """Replace a folder by an empty one."""
+    with atomic_folder(path, overwrite=overwrite):
+        pass
+
+
+def test_a_read_only_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write whatever the mode says
+    message = rf"cannot write {tmp_path}/a/b: the folder {tmp_path} is read-only \(Permission denied\)"
+    with pytest.raises(WriteFailed, match=message):
+        check_new_folder(tmp_path / "a" / "b")
+
+
+def test_a_refusal_in_a_writable_folder_keeps_the_words_of_the_system(tmp_path: Path) -> None:
+    refusal = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "a"))
+    message = r"cannot write a: Permission denied \(.*/a\); check the permissions"
+    with pytest.raises(WriteFailed, match=message), storage_errors("cannot write a", kind=WriteFailed):
+        raise refusal

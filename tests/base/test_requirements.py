@@ -67,6 +67,17 @@ def test_the_development_lock_and_a_build_of_torch_satisfy_every_extra(torch: st
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
+def test_the_locks_of_light_and_demo_are_the_development_lock_without_its_tools() -> None:
+    development, light, encoding = pinned("dev.lock"), pinned("run.lock"), pinned("encode.lock")
+    required = [canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]]
+    trained = [canonicalize_name(Requirement(line).name) for line in PROJECT["optional-dependencies"]["train"]]
+    assert {"torch", "transformers", "pytest"}.isdisjoint(light)
+    assert set(required) <= light.keys()
+    assert {*required, *trained} - {"torch"} <= encoding.keys()
+    assert light.items() <= encoding.items() <= development.items()
+    assert {"pytest", "ruff", "mypy", "torch"}.isdisjoint(encoding)
+
+
 def test_both_builds_of_torch_have_one_version_and_the_same_packages_around_it() -> None:
     cpu, cuda, development = pinned("torch.lock"), pinned("torch-cuda.lock"), pinned("dev.lock")
     assert cpu["torch"].public == str(cuda["torch"])

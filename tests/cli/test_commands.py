@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from lightir.addresses import shipped_models
 from lightir.cli import doctor
 from lightir.cli.app import COMMANDS, build_parser, command_parsers, load_command, main
 from lightir.cli.train import describe_losses
@@ -136,18 +137,21 @@ def test_misuse_is_exit_code_2(arguments, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serach", "i"], "lightir: error: argument COMMAND: invalid choice: 'serach'; did you mean search?\n"),
+        (["serach", "i"], "lightir: error: unknown command 'serach'; did you mean search?\n"),
         (
             ["search", "i", "q", "--modes", "x"],
-            "lightir search: error: unrecognized arguments: --modes x; did you mean --mode?",
+            "lightir search: error: unknown option --modes; did you mean --mode?\n",
         ),
         (["search", "i", "q", "--explian=1", "--mode", "x"], "did you mean --explain?"),
-        (["encode", "m", "c", "--out", "v", "--model", "m"], "unrecognized arguments: --model m\n"),
-        (["search", "i", "q", "--fusion", "liner"], "did you mean linear?"),
-        (["search", "i", "q", "--zzzz"], "unrecognized arguments: --zzzz\n"),
+        (["encode", "m", "c", "--out", "v", "--model", "m"], "lightir encode: error: unknown option --model\n"),
+        (["search", "i", "q", "--fusion", "liner"], "error: --fusion is 'liner'; did you mean linear?"),
+        (["convert", "zz", "f", "-o", "o"], "error: LAYOUT is 'zz'; expected one of tevatron, dpr"),
+        (["encode", "minilm", "--out", "v"], "the following arguments are required: CORPUS\nusage: lightir encode"),
+        (["verify", "i", "j"], "lightir verify: error: unexpected argument j\n"),
+        (["search", "i", "q", "--zzzz"], "lightir search: error: unknown option --zzzz\n"),
         (
             ["search", "i", "how", "do", "vaccines", "work"],
-            "do vaccines work; put quotes around a query of several words",
+            "unexpected arguments do vaccines work; put quotes around a query of several words",
         ),
         (["search", "i", "q", "-k", "many"], "argument -k: 'many' is not an integer"),
         (["search", "i", "q", "--filter", "lang=en"], """expected an object, such as '{"lang": "en"}'"""),
@@ -159,7 +163,7 @@ def test_a_misspelled_word_gets_a_suggestion(arguments, message, capsys):
     assert stop.value.code == 2
     shown = capsys.readouterr().err
     assert message in shown
-    assert ("usage: lightir" in shown) == ("did you mean" not in shown)  # the correction says all
+    assert ("usage: lightir" in shown) == ("arguments are required" in shown)  # other messages say all
 
 
 def test_a_search_without_a_query_says_that_it_is_missing(capsys):
@@ -177,6 +181,17 @@ def test_train_says_how_the_loss_fell_and_where_the_curves_are(tmp_path):
     assert describe_losses(tmp_path) == told
     (log.parent / "tensorboard").mkdir()
     assert describe_losses(tmp_path) == f"{told}, curves for TensorBoard in {log.parent / 'tensorboard'}"
+
+
+def test_a_long_command_prints_its_progress_where_stderr_is_no_terminal(tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "river"}\n{"_id": "b", "text": "engine"}\n')
+    main(["index", str(tmp_path / "c.jsonl"), "--out", str(tmp_path / "short")])
+    assert "index: " not in capsys.readouterr().err
+    monkeypatch.setattr("lightir.progress.MESSAGE_EVERY_S", 0.0)
+    main(["index", str(tmp_path / "c.jsonl"), "--out", str(tmp_path / "long")])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines[:2]] == ["index: 2 documents"] * 2
+    assert "2 documents indexed" in lines[2]
 
 
 def test_options_may_come_between_positional_arguments(bm25_index, capsys):
@@ -737,7 +752,7 @@ def test_limits_and_links_are_options_of_the_commands_that_read_text(tmp_path, c
     (notes / "own.txt").write_text("bridge")
     (notes / "link.txt").symlink_to(tmp_path / "ids")
     assert main(["add", index, str(notes)]) == 0
-    assert "1 documents added; 2 in total" in (message := capsys.readouterr().err)
+    assert "1 document added; 2 in total" in (message := capsys.readouterr().err)
     assert f"{notes}: skipped symbolic links: 1 (read them with --follow-links" in message
     assert main(["add", index, str(notes), "--replace", "--follow-links"]) == 0
     message = capsys.readouterr().err
@@ -902,6 +917,43 @@ def test_bash_completes_commands_options_choices_and_files(line, expected, light
     ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; {function}; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.split() == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("search shop mugs --mode sp", ["sparse", "sparse+tokens"]),
+        ("search shop mugs --sort ", ["price", "color"]),
+        ("search shop mugs --facet c", ["color"]),
+        ("search nowhere mugs --sort ", []),
+        ("encode my-mod", ["my-model"]),
+        ("worker shop --model my-mod", ["my-model"]),
+    ],
+)
+def test_bash_completes_modes_models_and_fields(line, expected, lightir, tmp_path):
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "lightir").write_text(f'#!/bin/sh\nexec {sys.executable} -m lightir "$@"\n')
+    (tmp_path / "lightir").chmod(0o700)
+    (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "mug", "price": 3, "color": "red", "two words": 1}\n')
+    assert lightir("index", tmp_path / "c.jsonl", "--out", tmp_path / "shop").returncode == 0
+    words = ["lightir", *line.split(" ")]
+    quoted = " ".join(f"'{word}'" for word in words)
+    ask = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _shtab_lightir; echo ${{COMPREPLY[@]}}"
+    script = f"{lightir('completion', 'bash').stdout}\n{ask}"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PATH": path}
+    )
+    assert sorted(done.stdout.split()) == sorted(expected), done.stderr
+
+
+def test_completion_prints_the_installed_models_and_the_fields_of_an_index(bm25_index, capsys):
+    assert main(["completion", "models"]) == 0
+    assert capsys.readouterr().out.split() == list(shipped_models())
+    assert main(["completion", "fields", str(bm25_index)]) == 0
+    assert capsys.readouterr().out.split() == []
+    for arguments in (["fields"], ["models", "x"], ["bash", "x"]):
+        assert main(["completion", *arguments]) == 2
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")

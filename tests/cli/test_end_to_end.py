@@ -272,7 +272,7 @@ def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
     assert f"{index}: nothing is pending\n" in capsys.readouterr().err
     more.write_text('{"_id": "late", "text": "a late river"}\n')
     assert main(["add", str(index), str(more)]) == 0
-    assert "1 documents pending: only BM25" in capsys.readouterr().err
+    assert "1 document pending: only BM25" in capsys.readouterr().err
     assert main(["info", str(index), "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
     assert (info["documents"], info["encoded"], info["pending"], info["failed"], info["failures"]) == (11, 10, 1, 0, [])
@@ -290,7 +290,7 @@ def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(timeout=60) == 143
         assert serving.stderr is not None
-        assert "1 documents encoded" in serving.stderr.read()
+        assert "1 document encoded" in serving.stderr.read()
 
 
 def test_late_search_encodes_the_best_pending_documents(model: Path, dataset: Path, tmp_path, capsys) -> None:

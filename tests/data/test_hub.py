@@ -74,7 +74,7 @@ def test_numbered_negatives_and_lists_come_in_order(tmp_path: Path) -> None:
         ),
         ([{"anchor": "a", "label": 1}], "expected one of positive_passages, positive"),
         ([{"anchor": "a", "positive": []}, {"anchor": "b", "positive": ["x"]}], "row 1: positive is empty"),
-        ([{"anchor": "a", "positive": "x", "score": [1.0, 2.0]}], "row 1: 2 scores for 1 documents"),
+        ([{"anchor": "a", "positive": "x", "score": [1.0, 2.0]}], "row 1: 2 scores for 1 document"),
         ([{"anchor": "a", "positive": 3}], "row 1: positive: text is int"),
         (
             [{"query": "a", "pos": [{"docid": "d", "text": t}], "query_id": t} for t in ("x", "y")],

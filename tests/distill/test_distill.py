@@ -27,7 +27,7 @@ from lightir.query import CachedQueryEncoder
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.distill.distillation import DistillationOptions, distill
-from lightir.train.distill.table_fit import FitConfig
+from lightir.train.distill.fit_config import FitConfig
 from lightir.train.distill.teacher import load_teacher
 from lightir.types import Document
 from lightir.vectors import Ragged

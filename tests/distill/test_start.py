@@ -21,9 +21,10 @@ from lightir.query.tables import CachedTable
 from lightir.text import TextTokenizer
 from lightir.train.distill import held_out, start
 from lightir.train.distill.distillation import DistillationOptions, distill
+from lightir.train.distill.fit_config import FitConfig
 from lightir.train.distill.held_out import FitData, fit_and_compare, held_out_rows, shared_best
 from lightir.train.distill.start import fitted_rows
-from lightir.train.distill.table_fit import FitConfig, ridge_table
+from lightir.train.distill.table_fit import ridge_table
 from lightir.vectors import Ragged
 from tiny_models import write_sentence_transformer
 

@@ -18,18 +18,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from lightir.errors import IndexLocked
 from lightir.index import Index, IndexWriter, reader, removal
 from lightir.pending import WorkOptions, work
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index
-
-# tqdm's lock is a semaphore that forked processes share: a process killed while it holds it would block all later ones.
-tqdm.set_lock(threading.RLock())
-tqdm.monitor_interval = 0
 
 STEADY = documents(40)
 STEADY_IDS = {document.doc_id for document in STEADY}

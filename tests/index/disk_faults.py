@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,18 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from tqdm import tqdm
-
 from lightir.errors import LightirError, NotFound, OutcomeUnknown, StorageError
 from lightir.index import Index, IndexWriter, build_index, document_shards, write_ahead_log
 from lightir.pending import WorkOptions, work
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents
 from small_collections import word_contract, word_table, write_folder
-
-# tqdm's lock is a semaphore that forked processes share: a process killed while it holds it would block all later ones.
-tqdm.set_lock(threading.RLock())
-tqdm.monitor_interval = 0
 
 NEVER = 2**40
 KILL = 0

@@ -7,20 +7,14 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from lightir.index import Index, IndexWriter
 from lightir.search import Searcher
 from lightir.types import Document
 
-# tqdm's lock is a semaphore that forked processes share: a writer killed while it holds it would block all later ones.
-tqdm.set_lock(threading.RLock())
-tqdm.monitor_interval = 0  # this thread might hold the lock at a fork
 WORDS = ["cat", "dog", "fish", "runs", "sleeps", "well", "river", "stone"]
 Model = dict[str, str]
 Operation = tuple[str, Any]

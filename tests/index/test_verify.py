@@ -244,7 +244,7 @@ def test_an_index_without_checksums_says_so_and_compaction_adds_them(
 ) -> None:
     folder = unpack(release, "index-hybrid", tmp_path)
     gaps = verified(folder)
-    assert gaps == ["12 documents have no checksum", "the query encoder has no checksums"]
+    assert gaps == ["no checksum of 12 documents", "the query encoder has no checksums"]
     assert main(["verify", str(folder)]) == 0
     assert f"lightir compact {folder}" in capsys.readouterr().err
     with IndexWriter.open(folder) as writer:

@@ -253,8 +253,8 @@ def test_bm25_is_exact_though_the_stored_order_is_wrong(tmp_path: Path, k: int) 
         ([Document("x", "", "", {"\udcff": 1})], {}, "the metadata of document 'x'"),
         ([Document("x", "", "", {"a": NAN})], {}, "the metadata of document 'x'"),
         ([Document("x", 5)], {}, "the text of document 'x' is int"),  # type: ignore[arg-type]
-        ([Document("x", "")], {"dense": ones(1), "sparse": impacts(2)}, "1 documents but 2 sparse"),
-        ([Document("x", "")], {"dense": ones(2), "sparse": impacts(1)}, "1 documents but 2 dense"),
+        ([Document("x", "")], {"dense": ones(1), "sparse": impacts(2)}, "1 document but 2 sparse"),
+        ([Document("x", "")], {"dense": ones(2), "sparse": impacts(1)}, "1 document but 2 dense"),
         ([Document("x", "")], {"dense": ones(1) * np.float16(NAN), "sparse": impacts(1)}, "NaN or infinity"),
         ([Document("x", "")], {"dense": ones(1) * np.float16("inf"), "sparse": impacts(1)}, "NaN or infinity"),
         ([Document("x", "")], {"dense": ones(1, dim=3), "sparse": impacts(1)}, "width 4"),

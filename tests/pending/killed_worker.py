@@ -8,7 +8,6 @@ import random
 import signal
 import sqlite3
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,16 +15,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from lightir.index import Index, IndexWriter
 from lightir.pending import Queue, WorkOptions, work, worker_loop
 from lightir.pending.parked import read_parked
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
-
-# tqdm's own lock is a semaphore that forked processes share: a worker killed with it would stop all that come after.
-tqdm.set_lock(threading.RLock())
-tqdm.monitor_interval = 0
 
 
 def forked(child: Callable[[], None]) -> int:

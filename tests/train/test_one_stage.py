@@ -18,7 +18,7 @@ from lightir.encode.full_queries import FullQueryEncoder
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexOptions, build_index
 from lightir.models.encoder import LightRetriever
-from lightir.models.likelihood import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFFIX
+from lightir.models.likelihood_prompts import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFFIX
 from lightir.models.masks import model_mask
 from lightir.search import Searcher, SearchOptions
 from lightir.shards import VectorsReader

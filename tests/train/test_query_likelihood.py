@@ -16,7 +16,7 @@ from interrupted import cut
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
-from lightir.models.likelihood import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFFIX
+from lightir.models.likelihood_prompts import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFFIX
 from lightir.models.masks import model_mask
 from lightir.text import query_term_ids
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights

@@ -32,6 +32,7 @@ from lightir.cli.pipeline import are_vectors, read_vectors, shards_of
 from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.contract import require_same_documents
 from lightir.errors import InvalidInput
+from lightir.quantities import counted
 
 if TYPE_CHECKING:
     from lightir.index import IndexInfo
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
         return
     others = f", {n_same:,} unchanged" * bool(n_same) + f", {n_removed:,} deleted" * bool(n_removed)
     others += f", {len(moves):,} of them renamed" * bool(moves)
-    print_status(f"{Path(args.index)}: {n_added:,} documents added{others}; {info.documents:,} in total")
+    print_status(f"{Path(args.index)}: {counted(n_added, 'document')} added{others}; {info.documents:,} in total")
     print_pending(args.index, info)
 
 
@@ -188,7 +189,7 @@ def preview(args: argparse.Namespace) -> None:
         print_json({"dry_run": True, **counts, "skipped": skipped_json()})
         return
     print_status(
-        f"{Path(args.index)}: would add {counts['added']:,} documents, replace {counts['replaced']:,}, leave "
+        f"{Path(args.index)}: would add {counted(counts['added'], 'document')}, replace {counts['replaced']:,}, leave "
         f"{counts['unchanged']:,} unchanged, rename {counts['renamed']:,} and delete {counts['removed']:,}"
     )
 
@@ -196,5 +197,5 @@ def preview(args: argparse.Namespace) -> None:
 def print_pending(index: str, info: IndexInfo) -> None:
     """Print the number of pending documents and the command that encodes them."""
     if info.pending:
-        named = "documents and passages" if info.passages else "documents"
-        print_status(f"{info.pending:,} {named} pending: only BM25 finds them until you run: lightir worker {index}")
+        what = f"{info.pending:,} documents and passages" if info.passages else counted(info.pending, "document")
+        print_status(f"{what} pending: only BM25 finds them until you run: lightir worker {index}")

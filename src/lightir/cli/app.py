@@ -50,6 +50,7 @@ Help on a command: lightir COMMAND --help
 
 TRAIN_PACKAGES = ("torch", "transformers", "peft", "accelerate", "gguf", "yaml")
 MISUSED = 2  # same as argparse
+_MISSING = "the following arguments are required"  # argparse's words
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
@@ -117,25 +118,38 @@ class _Parser(argparse.ArgumentParser):
             self._mixing = False
 
     def error(self, message: str) -> NoReturn:
-        """Exit with argparse's message, and the usage; for a misspelled word with its correction alone."""
-        if choices := re.search(r" \(choose from (.*)\)$", message):
-            word = re.search(r"invalid choice: '(.*)'$", message[: choices.start()])
-            if word and (hint := terminal.suggest(word[1], re.findall(r"[^\s',]+", choices[1]))):
-                message = f"{message[: choices.start()]}{hint}"
-        if "; did you mean " in message:
-            self.exit(MISUSED, f"{self.prog}: error: {message}\n")
-        super().error(message)
+        """Exit with a message that begins with what is wrong; the usage follows only if arguments are missing."""
+        usage = f"\n{self.format_usage()}" if _MISSING in message else "\n"
+        self.exit(MISUSED, f"{self.prog}: error: {_plain(message)}{usage}")
+
+
+def _plain(message: str) -> str:
+    """Return argparse's message about a value that is no choice in fewer words, with the most similar choice."""
+    wrong = re.fullmatch(r"argument (.*?): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
+    if not wrong:
+        return message
+    name, word, listed = wrong.groups()
+    choices = re.findall(r"[^\s',]+", listed)
+    hint = terminal.suggest(word, choices) or f"; expected one of {', '.join(choices)}"
+    return f"unknown command {word!r}{hint}" if name == "COMMAND" else f"{name} is {word!r}{hint}"
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments; for unknown ones, exit with the command's usage."""
+    """Parse the arguments; for unknown ones, exit with a message."""
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
-        options = [name for action in args.parser._actions for name in action.option_strings]
-        hints = (terminal.suggest(word.partition("=")[0], options) for word in unknown if word.startswith("-"))
-        hint = next(hints, "; put quotes around a query of several words")
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        args.parser.error(_about_unknown(unknown, args.parser))
     return args
+
+
+def _about_unknown(words: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """Describe the first unknown option and the most similar known one, or unexpected words without options."""
+    option = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+    if option is None:
+        hint = "; put quotes around a query of several words" if parser.prog.endswith(" search") else ""
+        return f"unexpected {'argument' if len(words) == 1 else 'arguments'} {' '.join(words)}{hint}"
+    known = [name for action in parser._actions for name in action.option_strings]
+    return f"unknown option {option}{terminal.suggest(option, known)}"
 
 
 def with_separator(argv: Sequence[str]) -> list[str]:
@@ -217,7 +231,6 @@ def _failed(error: BaseException, args: argparse.Namespace, *, debug: bool) -> i
     if isinstance(error, BrokenPipeError):
         return _close_stdout()
     if isinstance(error, terminal.Misuse):
-        args.parser.print_usage(sys.stderr)
         terminal.print_status(f"{args.parser.prog}: error: {error}")
         return MISUSED
     if isinstance(error, LightirError | OSError | ModuleNotFoundError | MemoryError):

@@ -63,6 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Compute the tables and print their folder."""
+    from lightir.addresses import QUERY_ENCODER, resolve_model_folder
+    from lightir.data import instructions
+    from lightir.files import check_new_folder
+
+    own = resolve_model_folder(args.model) / QUERY_ENCODER
+    check_new_folder(args.out or own, overwrite=args.overwrite)
+    for task in args.task:
+        instructions(task)
+    # Imports torch: only after the arguments are checked.
     from lightir.encode import TableOptions, cache_vocabulary
 
     options = TableOptions(args.task, args.instruction, args.dim, args.dtype)

@@ -10,7 +10,8 @@ import argparse
 import dataclasses
 
 from lightir.cli.arguments import add_index, add_json
-from lightir.cli.terminal import format_size, print_json, print_status
+from lightir.cli.terminal import print_json, print_status
+from lightir.quantities import counted, format_size
 
 HELP = "merge segments and remove deleted documents"
 EXAMPLES = """
@@ -34,8 +35,8 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json(dataclasses.asdict(after))
         return
-    removed = f"{before.deleted:,} deleted documents and {before.outdated:,} outdated rows"
+    removed = f"{counted(before.deleted, 'deleted document')} and {counted(before.outdated, 'outdated row')}"
     print_status(
-        f"{args.index}: merged {before.segments:,} segments into {after.segments:,}, removed {removed}; "
+        f"{args.index}: merged {counted(before.segments, 'segment')} into {after.segments:,}, removed {removed}; "
         f"{format_size(sum(after.bytes.values()))}"
     )

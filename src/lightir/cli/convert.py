@@ -12,6 +12,7 @@ import argparse
 
 from lightir.cli.arguments import add_json, add_limits
 from lightir.cli.terminal import Misuse, print_json, print_status
+from lightir.quantities import counted
 
 HELP = "convert a published training set"
 EXAMPLES = """
@@ -61,8 +62,9 @@ def run(args: argparse.Namespace) -> None:
         print_json({"out": args.out, **report.to_json()})
         return
     print_status(
-        f"{args.out}: {report.queries:,} queries, {report.positives:,} relevant passages, {report.negatives:,} "
-        f"negatives; {report.without_positive:,} queries without a relevant passage left out"
+        f"{args.out}: {counted(report.queries, 'query')}, {counted(report.positives, 'relevant passage')}, "
+        f"{counted(report.negatives, 'negative')}; {counted(report.without_positive, 'query')} without a relevant "
+        "passage left out"
     )
     if report.ignored_fields:
         print_status("ignored fields: " + ", ".join(f"{name} ({n:,})" for name, n in report.ignored_fields.items()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from lightir.cli.arguments import add_filter, add_index, add_json, add_limits
 from lightir.cli.filter_hints import why_nothing
 from lightir.cli.terminal import print_json, print_status, printable
+from lightir.quantities import counted
 
 HELP = "delete documents from an index"
 EXAMPLES = """
@@ -50,8 +51,8 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"deleted": n_deleted, "not_there": n_unknown, "documents": n_left})
         return
-    unknown = "" if doc_ids is None else f", {n_unknown:,} ids not in the index"
-    print_status(f"{args.index}: {n_deleted:,} documents deleted{unknown}; {n_left:,} in total")
+    unknown = "" if doc_ids is None else f", {counted(n_unknown, 'id')} not in the index"
+    print_status(f"{args.index}: {counted(n_deleted, 'document')} deleted{unknown}; {n_left:,} in total")
 
 
 def read_ids(file: str) -> list[str]:

@@ -24,8 +24,6 @@ from lightir.cli.terminal import (
     CYAN,
     DIM,
     YELLOW,
-    format_duration,
-    format_size,
     output_width,
     paint,
     print_json,
@@ -34,6 +32,7 @@ from lightir.cli.terminal import (
     shorten_front,
 )
 from lightir.errors import InvalidInput, NotFound
+from lightir.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from lightir.search import Searcher
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
         documents = clock.step("collect", python_documents)
         questions = args.question or list(QUESTIONS)
     source = ", ".join(args.corpus) or "docstrings and help topics of this Python"
-    print_status(f"corpus     {len(documents):,} documents: {source}")
+    print_status(f"corpus     {counted(len(documents), 'document')}: {source}")
     as_passages = bool(args.corpus) and are_files(args.corpus)
     index = (prepare_passages if as_passages else prepare)(documents, model, Path(args.dir), clock)
     answers = ask(index, questions, clock)
@@ -191,7 +190,7 @@ def prepare_passages(documents: Sequence[Document], model: str, folder: Path, cl
                 document_shards(documents), index, options=options, contract=contract, query_encoder=query_encoder
             ),
         )
-        print_status(f"indexed    {built.passages:,} passages of long documents; BM25 finds them now")
+        print_status(f"indexed    {counted(built.passages, 'passage')} of long documents; BM25 finds them now")
     with Index.open(index) as opened:
         pending = opened.info().pending
     if not pending:
@@ -217,7 +216,7 @@ def encode(model: str, documents: Sequence[Document], vectors: Path) -> None:
     report = encode_documents(model, documents, vectors, n_documents=len(documents))
     already = f", {report.already_there:,} encoded before" if report.already_there else ""
     speed = f" at {report.documents_per_s:.0f} documents/s" if report.documents else ""
-    print_status(f"encoded    {report.documents:,} documents{speed}{already}")
+    print_status(f"encoded    {counted(report.documents, 'document')}{speed}{already}")
 
 
 def build(vectors: Path, index: Path) -> None:

@@ -114,19 +114,24 @@ def run(args: argparse.Namespace) -> None:
     from lightir.contract import from_json
     from lightir.data import DuplicateRules
     from lightir.files import read_json
-    from lightir.train.distill.distillation import DistillationOptions, distill
-    from lightir.train.distill.table_fit import FitConfig
+    from lightir.train.distill.fit_config import FitConfig
     from lightir.train.recipes.recipe_files import overridden
+
+    fit = from_json(FitConfig, overridden({"bigrams": args.bigrams}, args.set), "--set")
+    rules = from_json(DuplicateRules, overridden({}, args.similar), "--similar")
+    check_paths(args)
+    # Imports torch: only after the arguments are checked.
+    from lightir.train.distill.distillation import DistillationOptions, distill
 
     model = distill(
         args.teacher,
         args.corpus,
         out=args.out,
         options=DistillationOptions(
-            fit=from_json(FitConfig, overridden({"bigrams": args.bigrams}, args.set), "--set"),
+            fit=fit,
             queries=args.queries,
             held_out=args.test,
-            decontamination=from_json(DuplicateRules, overridden({}, args.similar), "--similar"),
+            decontamination=rules,
             spans=args.spans,
             fields=args.fields,
             table_dtype=args.dtype,
@@ -157,3 +162,19 @@ def print_held_out(facts: dict[str, Any]) -> None:
     )
     if report["kept"] == "start":
         print_status(f"the fit did not improve the table of {facts['start']}, which was kept")
+
+
+def check_paths(args: argparse.Namespace) -> None:
+    """Refuse files and folders that do not exist, and a model folder that cannot be written."""
+    from lightir.addresses import resolve_local
+    from lightir.cli.early_checks import require_sources
+    from lightir.data import Dataset, read_queries
+    from lightir.files import check_new_folder
+
+    resolve_local(args.teacher)
+    require_sources(args.corpus, args.fields)
+    for path in args.queries:
+        read_queries(path)
+    for folder in args.test:
+        Dataset.open(folder)
+    check_new_folder(args.out)

@@ -10,6 +10,7 @@ import dataclasses
 
 from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_corpus_options, add_device, add_encoding, add_json
 from lightir.cli.terminal import print_json, print_status
+from lightir.quantities import counted
 
 HELP = "encode documents into vectors (needs lightir[train])"
 ON_INTERRUPT = "finished shards are kept (all but about the last minute): add --resume to the same command to continue"
@@ -40,7 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Encode the documents and print their number and the speed."""
+    from lightir.addresses import resolve_model_folder
+    from lightir.cli.early_checks import require_new_vectors
     from lightir.data import count_documents, read_documents
+
+    resolve_model_folder(args.model)
+    documents = read_documents(args.corpus, fields=args.fields)
+    require_new_vectors(args.out, resume=args.resume)
+    # Imports torch: only after the arguments are checked.
     from lightir.encode import EncodeOptions, encode_corpus
 
     options = EncodeOptions(
@@ -52,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     )
     report = encode_corpus(
         args.model,
-        read_documents(args.corpus, fields=args.fields),
+        documents,
         args.out,
         options=options,
         resume=args.resume,
@@ -63,10 +71,10 @@ def run(args: argparse.Namespace) -> None:
         return
     already = f", {report.already_there:,} encoded before" if report.already_there else ""
     speed = f" at {report.documents_per_s:.1f} documents/s" if report.documents else ""
-    print_status(f"{args.out}: {report.documents:,} documents encoded{speed}{already}")
+    print_status(f"{args.out}: {counted(report.documents, 'document')} encoded{speed}{already}")
     if report.longer:
         print_status(
-            f"{report.longer:,} documents are longer than the model reads; their vectors stand for their beginnings. "
+            f"{counted(report.longer, 'document')} longer than the model reads: only the beginning is encoded. "
             "lightir index --model splits files into passages"
         )
     print_status(f"next: lightir index {args.out} --out INDEX")

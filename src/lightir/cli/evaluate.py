@@ -32,8 +32,9 @@ from lightir.cli.arguments import (
     positive,
     search_options,
 )
-from lightir.cli.terminal import Misuse, format_duration, format_table, print_json, print_status
+from lightir.cli.terminal import Misuse, format_table, print_json, print_status
 from lightir.files import check_writable, make_folder, temporary_folder, write_bytes
+from lightir.quantities import counted, format_duration
 from lightir.types import escape_id
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str,
     if args.tokens != "bm25":
         raise Misuse("--tokens requires an index; build one of the vectors in --work and evaluate it")
     folder = resolve_model_folder(args.target[0])
+    dataset.require_split(options["split"])
     # Imports torch: only after the name is resolved.
     from lightir.encode.model_evaluation import SystemOptions, evaluate_model
 
@@ -221,7 +223,9 @@ def measure_runs(args: argparse.Namespace) -> EvaluationReport:
     report = evaluate_runs(runs, qrels, dataset=name, split=split, measures=measures)
     for path, run in runs.items():
         if n_missing := len(qrels.keys() - run.keys()):
-            print_status(f"warning: {path} lacks {n_missing:,} of the {len(qrels):,} judged queries; each scores 0")
+            print_status(
+                f"warning: {path} lacks {n_missing:,} of the {counted(len(qrels), 'judged query')}; each scores 0"
+            )
         retrieved = [doc_id for ranking in run.values() for doc_id in ranking.doc_ids]
         if judged.isdisjoint(retrieved):
             example = repr(retrieved[0]) if retrieved else "none"
@@ -263,12 +267,12 @@ def print_table(report: EvaluationReport) -> None:
     measures = list(next(iter(systems.values())).measures)
     rows = [["system", *measures]]
     rows += [[mode, *(f"{result.measures[name]:.4f}" for name in measures)] for mode, result in systems.items()]
-    print(f"{report.dataset}{report.split and ' '}{report.split}: {report.n_queries:,} queries")
+    print(f"{report.dataset}{report.split and ' '}{report.split}: {counted(report.n_queries, 'query')}")
     print(format_table(rows))
     if len(systems) > 1:
         print(f"  {differences(report, measures[0])}")
     if report.missing_documents:
-        print_status(f"warning: {report.missing_documents:,} relevant documents are not in the index")
+        print_status(f"warning: the index lacks {counted(report.missing_documents, 'relevant document')}")
     print_status(f"searched and measured in {format_duration(report.seconds)}")
 
 

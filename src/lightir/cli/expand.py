@@ -22,6 +22,7 @@ from lightir.cli.arguments import (
     positive,
 )
 from lightir.cli.terminal import print_json, print_json_line, print_status
+from lightir.quantities import counted
 
 HELP = "append generated queries to documents (needs lightir[train])"
 EXAMPLES = """
@@ -75,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Generate the queries and write one JSON line per document, or per query."""
+    from lightir.addresses import resolve_local
+    from lightir.cli.early_checks import require_sources
+
+    resolve_local(args.model)
+    require_sources(args.corpus, args.fields)
     n_lines = 0
     if args.out == "-":
         for record in _records(args):
@@ -90,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json and args.out != "-":
         print_json({"out": args.out, "lines": n_lines})
     else:
-        print_status(f"{args.out}: {n_lines:,} {'training examples' if args.training else 'documents'}")
+        print_status(f"{args.out}: {counted(n_lines, 'training example' if args.training else 'document')}")
 
 
 def _records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -32,8 +32,9 @@ from lightir.cli.arguments import (
 )
 from lightir.cli.info import fields_in_words, print_longer
 from lightir.cli.pipeline import are_vectors, index_vectors, read_vectors
-from lightir.cli.terminal import Misuse, format_size, print_json, print_status
+from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.errors import InvalidInput
+from lightir.quantities import counted, format_size
 
 if TYPE_CHECKING:
     from lightir.contract import Contract
@@ -207,8 +208,8 @@ def run(args: argparse.Namespace) -> None:
         print_json({**dataclasses.asdict(info), "skipped": skipped_json()})
         return
     branches, size = " + ".join(info.branches), format_size(sum(info.bytes.values()))
-    passages = f"{info.passages:,} passages; " * bool(info.passages)
-    print_status(f"{args.out}: {info.documents:,} documents indexed ({passages}{branches}), {size}")
+    passages = f"{counted(info.passages, 'passage')}; " * bool(info.passages)
+    print_status(f"{args.out}: {counted(info.documents, 'document')} indexed ({passages}{branches}), {size}")
     print_pending(args.out, info)
     print_longer(args.out)
     if info.fields:
@@ -217,7 +218,8 @@ def run(args: argparse.Namespace) -> None:
         print_status(f"text analysis: {info.analyzer}, by the first documents; --analyzer chooses another")
     if (graph := info.dense_graph) is not None:
         print_status(
-            f"dense graphs: {graph['documents']:,} documents, recall@10 {graph['recall_at_10']:.1%} of exact search"
+            f"dense graphs: {counted(int(graph['documents']), 'document')}, "
+            f"recall@10 {graph['recall_at_10']:.1%} of exact search"
         )
     print_status(f'next: lightir search {args.out} "your question"')
 

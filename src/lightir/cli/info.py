@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.arguments import add_json
-from lightir.cli.terminal import format_size, print_json, print_status, printable
+from lightir.cli.terminal import print_json, print_status, printable
 from lightir.errors import NotFound
+from lightir.quantities import format_size
 
 if TYPE_CHECKING:
     from lightir.contract import Contract, Fusion

@@ -29,6 +29,7 @@ from lightir.cli.arguments import (
 )
 from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.files import temporary_folder
+from lightir.quantities import counted
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
@@ -141,7 +142,9 @@ def _add_filters(group: Arguments) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Mine the negatives and print how many were kept and dropped."""
+    from lightir.addresses import resolve_local
     from lightir.data import Dataset
+    from lightir.files import check_new_folder
     from lightir.search.language_model import parse_smoothing
     from lightir.train.mining.miner import NegativeFilters, mine
 
@@ -157,6 +160,10 @@ def run(args: argparse.Namespace) -> None:
         teacher_share=0.95 if args.teacher and args.teacher_share is None else args.teacher_share,
     )
     dataset = Dataset.open(args.dataset)
+    dataset.require_split(args.split)
+    for address in filter(None, (args.model, args.teacher)):
+        resolve_local(address)
+    check_new_folder(args.out, overwrite=True)
     with _finder(args, dataset, smoothing) as finder:
         teacher = _teacher(args.teacher, args.device)
         report = mine(
@@ -166,7 +173,8 @@ def run(args: argparse.Namespace) -> None:
         print_json({"negatives": args.out, **report.to_json()})
     else:
         print_status(
-            f"{args.out}: {report.kept:,} negatives for {report.with_negatives:,} of {report.queries:,} queries"
+            f"{args.out}: {counted(report.kept, 'negative')} "
+            f"for {report.with_negatives:,} of {counted(report.queries, 'query')}"
         )
         print_status("dropped: " + (", ".join(f"{n:,} {reason}" for reason, n in report.dropped.items()) or "nothing"))
 

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from lightir.quantities import counted
+
 if TYPE_CHECKING:
     from lightir.index import IndexWriter, View
     from lightir.shards import Shard
@@ -30,7 +32,7 @@ def why_not_delete(stored: Sequence[str], wanted: Container[str], n_wanted: int)
         return "the files contain no documents, and all documents of the index would be deleted"
     n_deleted = sum(doc_id not in wanted for doc_id in stored)
     if n_deleted > max(FEW_DELETED, MAX_DELETED * len(stored)):
-        return f"{n_deleted:,} of {len(stored):,} documents would be deleted"
+        return f"{n_deleted:,} of {counted(len(stored), 'document')} would be deleted"
     return None
 
 

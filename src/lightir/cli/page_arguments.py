@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lightir.cli.arguments import Arguments
 from lightir.cli.results import value_text
 from lightir.cli.terminal import BOLD, DIM, output_width, paint, printable, shorten
+from lightir.quantities import counted
 
 if TYPE_CHECKING:
     from lightir.search import Page, PageOptions
@@ -88,7 +89,7 @@ def page_json(page: Page, args: argparse.Namespace) -> dict[str, Any]:
 
 def print_page(page: Page, args: argparse.Namespace) -> None:
     """Print the number of matches, the place of the page among them, and the facets."""
-    print(paint(f"\n{page.total:,} documents match{_place(page, args)}", DIM))
+    print(paint(f"\n{counted(page.total, 'matching document')}{_place(page, args)}", DIM))
     for line in facet_lines(page.facets):
         print(line)
 

@@ -26,7 +26,8 @@ from lightir.cli.arguments import (
     add_json,
     positive,
 )
-from lightir.cli.terminal import Misuse, format_duration, print_json, print_status
+from lightir.cli.terminal import Misuse, print_json, print_status
+from lightir.quantities import counted, format_duration
 from lightir.types import Run
 
 METHODS = ("jelinek-mercer", "dirichlet")
@@ -145,7 +146,10 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"run": args.out, "queries": len(reranked), "pairs": n_pairs, "seconds": round(seconds, 2)})
     else:
-        print_status(f"{args.out}: {len(reranked):,} queries, {n_pairs:,} pairs scored in {format_duration(seconds)}")
+        print_status(
+            f"{args.out}: {counted(len(reranked), 'query')}, {counted(n_pairs, 'pair')} "
+            f"scored in {format_duration(seconds)}"
+        )
 
 
 def _first_run(args: argparse.Namespace) -> Run | None:
@@ -168,19 +172,23 @@ def _by_model(args: argparse.Namespace) -> Run:
         raise Misuse("--max-tokens requires --method cross-encoder; for ql, the model's contract limits documents")
     if args.method == "cross-encoder" and args.no_stop:
         raise Misuse("--no-stop requires --method ql; a cross-encoder always reads query and document together")
+    from lightir.addresses import resolve_local
     from lightir.data import read_documents, read_queries
+
+    resolve_local(args.model)
+    texts = (read_documents(args.corpus, fields=args.fields), read_queries(args.queries))
+    first = _first_run(args)
+    assert first is not None  # checked above
+    # Imports torch: only after the arguments are checked.
     from lightir.encode.cross_encoder import MAX_TOKENS, CrossEncoder, cross_rerank
     from lightir.encode.likelihood_reranking import load_generator, rerank
 
-    first = _first_run(args)
-    assert first is not None  # checked above
-    texts = (first, read_documents(args.corpus, fields=args.fields), read_queries(args.queries))
     if args.method == "ql":
         model = load_generator(args.model, dtype=args.dtype, device=args.device)
-        return rerank(model, *texts, stop=not args.no_stop, depth=args.depth, batch_tokens=args.batch_tokens)
+        return rerank(model, first, *texts, stop=not args.no_stop, depth=args.depth, batch_tokens=args.batch_tokens)
     max_tokens = args.max_tokens or MAX_TOKENS
     reader = CrossEncoder.load(args.model, max_tokens=max_tokens, dtype=args.dtype, device=args.device)
-    return cross_rerank(reader, *texts, depth=args.depth, batch_tokens=args.batch_tokens)
+    return cross_rerank(reader, first, *texts, depth=args.depth, batch_tokens=args.batch_tokens)
 
 
 def _by_words(args: argparse.Namespace) -> Run:

@@ -7,19 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.terminal import (
-    BOLD,
-    CYAN,
-    DIM,
-    YELLOW,
-    format_duration,
-    highlight,
-    output_width,
-    paint,
-    printable,
-    shorten,
-    wrap,
-)
+from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, highlight, output_width, paint, printable, shorten, wrap
+from lightir.quantities import counted, format_duration
 from lightir.types import BranchScore, Hit, TermScore
 
 if TYPE_CHECKING:
@@ -70,9 +59,8 @@ def result_json(
 
 def late_line(late: LateReport) -> str:
     """Describe in one line what late search did for a query."""
-    n_documents = late.read or len(late.encoded)
-    counted = f"{n_documents} document{'' if n_documents == 1 else 's'}"
-    done = f"reranked: {counted} read" if late.read else f"late: {counted} encoded"
+    documents = counted(late.read or len(late.encoded), "document")
+    done = f"reranked: {documents} read" if late.read else f"late: {documents} encoded"
     parts = [f"{done} in {format_duration(late.encoding_seconds)}"]
     if late.parked:
         parts.append(f"{len(late.parked)} more will be stored after another writer finishes")
@@ -92,8 +80,8 @@ def print_result(
 
     A pending document shows "pending" in place of the scores that it does not have. `fields` are shown of each hit.
     """
-    counted = f"{len(hits)} hit{'' if len(hits) == 1 else 's'}, mode {mode}, {format_duration(took_s)}"
-    print(f"{paint(shorten(query.strip() or '(no query)', output_width()), BOLD)}  {paint(counted, DIM)}")
+    summary = f"{counted(len(hits), 'hit')}, mode {mode}, {format_duration(took_s)}"
+    print(f"{paint(shorten(query.strip() or '(no query)', output_width()), BOLD)}  {paint(summary, DIM)}")
     for rank, hit in enumerate(hits, 1):
         print(f"\n{rank:>3} {_head(hit, fields)}")
         if hit.snippet:
@@ -106,9 +94,9 @@ def print_result(
 
 def print_explanation(query: str, explanation: Explanation) -> None:
     """Print why a document has its score: its rank, each branch's contribution and matched terms."""
-    position = f"rank {explanation.rank} of {explanation.n_candidates:,} candidates"
+    position = f"rank {explanation.rank} of {counted(explanation.n_candidates, 'candidate')}"
     if explanation.rank is None:
-        position = f"not among the {explanation.n_candidates:,} candidates"
+        position = f"not among the {counted(explanation.n_candidates, 'candidate')}"
     print(f"{paint(shorten(query, output_width()), BOLD)}  {paint(f'{explanation.fusion}, {position}', DIM)}")
     doc_id = paint(printable(explanation.doc_id), BOLD, CYAN)
     reason = score_line(explanation.branches) + NAMED * explanation.named

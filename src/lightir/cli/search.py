@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from lightir.cli.arguments import (
     MODEL_HELP,
     Arguments,
@@ -37,8 +35,10 @@ from lightir.cli.arguments import (
 from lightir.cli.filter_hints import why_nothing
 from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page, shown_fields
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
-from lightir.cli.terminal import format_duration, print_json, print_json_line, print_status, printable
+from lightir.cli.terminal import print_json, print_json_line, print_status, printable
 from lightir.cli.word_hints import why_no_word
+from lightir.progress import followed
+from lightir.quantities import counted, format_duration
 
 if TYPE_CHECKING:
     from lightir.encode.model_search import ModelSearchOptions
@@ -301,7 +301,7 @@ def load_model_search(index: Index, args: argparse.Namespace) -> Searcher:
 
     pending = index.view.n_pending
     if pending and "full" in args.mode:
-        print_status(f"{pending:,} of {len(index):,} documents are pending; mode {args.mode} does not find them")
+        print_status(f"mode {args.mode} does not find {counted(pending, 'pending document')} of {len(index):,}")
     return model_searcher(index, args.model, options=model_search_options(args))
 
 
@@ -446,16 +446,16 @@ def search_late(late: LateSearcher, queries: Sequence[Query], options: SearchOpt
     """Search queries one after the other, and print what was encoded for all of them."""
     run: Run = {}
     reports: list[LateReport] = []
-    for query in tqdm(queries, desc="late", unit="query", disable=None):
+    for query in followed(queries, "late", unit="query", total=len(queries)):
         ranking, report = late.search([query], args.k, options)
         run |= ranking
         reports += report.values()
     encoded, seconds = sum(len(report.encoded) for report in reports), sum(r.encoding_seconds for r in reports)
     left = sum(report.left + len(report.parked) + len(report.failed) for report in reports)
-    note = f"; {left:,} hits kept their first-stage rank, because they were not scored" if left else ""
+    note = f"; {counted(left, 'hit')} without scores ranked as in the first stage" if left else ""
     read = sum(report.read for report in reports)
-    work = f"{read:,} documents read" if read else f"{encoded:,} documents encoded in {format_duration(seconds)}"
-    print_status(f"{work}{note}")
+    work = f"{counted(encoded, 'document')} encoded in {format_duration(seconds)}"
+    print_status(f"{counted(read, 'document')} read{note}" if read else f"{work}{note}")
     return run
 
 
@@ -477,4 +477,4 @@ def write_all(searcher: Searcher, late: LateSearcher | None, options: SearchOpti
     else:
         write_run(args.run_file, rankings)
     speed = len(queries) / max(took_s, 1e-9)
-    print_status(f"{len(queries):,} queries searched in {took_s:.2f} s ({speed:,.0f} queries/s)")
+    print_status(f"{counted(len(queries), 'query')} searched in {took_s:.2f} s ({speed:,.0f} queries/s)")

@@ -18,6 +18,7 @@ from typing import Any
 from lightir.cli.arguments import add_index, add_json, add_limits, field_names
 from lightir.cli.terminal import print_json, print_status
 from lightir.errors import InvalidInput
+from lightir.quantities import counted
 
 HELP = "change metadata of documents"
 EXAMPLES = """
@@ -62,8 +63,8 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"changed": n_changed, "missing": n_missing, "unchanged": len(changes) - n_changed - n_missing})
         return
-    missing = f"; {n_missing:,} ids not in the index" if n_missing else ""
-    print_status(f"{args.index}: {n_changed:,} documents changed{missing}")
+    missing = f"; {counted(n_missing, 'id')} not in the index" if n_missing else ""
+    print_status(f"{args.index}: {counted(n_changed, 'document')} changed{missing}")
 
 
 def given_changes(arguments: list[str]) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ import argparse
 
 from lightir.cli.arguments import add_index, add_json, add_overwrite
 from lightir.cli.terminal import print_json, print_status
+from lightir.quantities import counted
 
 HELP = "copy an index while it is in use"
 EXAMPLES = """
@@ -36,4 +37,4 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"folder": args.out, "documents": n_documents})
         return
-    print_status(f"{args.out}: {n_documents:,} documents copied")
+    print_status(f"{args.out}: {counted(n_documents, 'document')} copied")

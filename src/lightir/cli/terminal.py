@@ -15,9 +15,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-from tqdm import tqdm
-
 from lightir.errors import InvalidInput
+from lightir.progress import write_line
 
 MAX_WIDTH = 110
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -40,7 +39,7 @@ class StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one message."""
-        tqdm.write(self.format(record), file=sys.stderr)
+        write_line(self.format(record))
 
 
 def log_to_stderr() -> None:
@@ -176,22 +175,3 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
         cells[0] = row[0] + blanks[0]
         lines.append(f"  {'  '.join(cells)}".rstrip())
     return "\n".join(lines)
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration: "0.8 ms", "3.2 s", "4 min 05 s"."""
-    if seconds < 1:
-        return f"{seconds * 1000:.1f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
-
-
-def format_size(n_bytes: float) -> str:
-    """Format a number of bytes: "512 B", "1.4 MB"."""
-    for unit in ("B", "kB", "MB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.1f} GB"

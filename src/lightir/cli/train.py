@@ -49,15 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train the model and print its folder, or print the recipe."""
+    from lightir.files import check_new_folder
     from lightir.train.recipes.recipe_files import recipe_yaml
-    from lightir.train.run.processes import is_first
-    from lightir.train.stages.registry import read_recipe
+    from lightir.train.recipes.required_data import require_data
+    from lightir.train.recipes.stage_recipes import read_stage_recipe
 
-    kind, recipe = read_recipe(args.recipe, overrides=args.set)
+    stage, recipe = read_stage_recipe(args.recipe, overrides=args.set)
     if args.show:
         print(recipe_yaml(recipe), end="")
         return
     out = args.out or Path(args.recipe).stem
+    require_data(recipe)
+    check_new_folder(out)
+    # Imports torch: only after the arguments are checked.
+    from lightir.train.run.processes import is_first
+    from lightir.train.stages.registry import STAGES
+
+    kind = STAGES[stage]
     model = kind.train(recipe, Path(out), resume=args.resume, device=args.device)
     if not is_first():
         return

@@ -23,6 +23,7 @@ from lightir.cli.arguments import (
     search_options,
 )
 from lightir.cli.terminal import Misuse, format_table, print_json, print_status
+from lightir.quantities import counted
 
 if TYPE_CHECKING:
     from lightir.search.fusion_tuning import Tuning
@@ -116,7 +117,7 @@ def print_tuning(tuning: Tuning) -> None:
         [f"{fusion_text(tuning.default)} (current)", weights_text(tuning.default), f"{tuning.default_value:.4f}"]
     )
     rows += [[name, weights_text(best), f"{value:.4f}"] for name, (best, value) in tuning.by_method.items()]
-    print(f"{' + '.join(tuning.branches)}: {tuning.n_queries:,} judged queries; best settings of each method")
+    print(f"{' + '.join(tuning.branches)}: {counted(tuning.n_queries, 'judged query')}; best settings of each method")
     print(format_table(rows))
     low, high = tuning.interval
     print(

@@ -30,6 +30,7 @@ from lightir.cli.terminal import print_json_line, print_status, printable
 from lightir.cli.worker import Stopping, seconds
 from lightir.errors import IndexLocked, InvalidInput, NotFound, StorageError
 from lightir.lines import ReadOptions, SkippedFiles, read_options
+from lightir.quantities import counted
 
 if TYPE_CHECKING:
     from lightir.index import IndexInfo, IndexWriter
@@ -206,5 +207,7 @@ def tell(args: argparse.Namespace, step: Step | None) -> None:
         return
     parts = [f"{step.added:,} added or changed"] * bool(step.added)
     parts += [f"{step.renamed:,} renamed"] * bool(step.renamed) + [f"{step.removed:,} deleted"] * bool(step.removed)
-    print_status(f"{args.index}: {', '.join(parts) or 'up to date'}; {step.info.documents:,} documents in total")
+    print_status(
+        f"{args.index}: {', '.join(parts) or 'up to date'}; {counted(step.info.documents, 'document')} in total"
+    )
     print_pending(args.index, step.info)

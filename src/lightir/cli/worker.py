@@ -23,6 +23,7 @@ from lightir.cli.arguments import MODEL_HELP, add_device, add_encoding, add_inde
 from lightir.cli.info import print_longer
 from lightir.cli.interruption import EXIT_CODES, ONE_PRESS_S
 from lightir.cli.terminal import print_json, print_status, printable
+from lightir.quantities import counted
 
 if TYPE_CHECKING:
     from lightir.pending.worker_loop import WorkReport
@@ -81,9 +82,15 @@ def seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Encode pending documents and print what was done; return 1 if documents failed, 130 or 143 after a signal."""
+    from lightir.index import Index
+    from lightir.pending import WorkOptions
+    from lightir.pending.encoder_folder import encoder_folder
+
+    with Index.open(args.index) as index:
+        encoder_folder(index, args.model)
+    # Imports torch: only after the arguments are checked.
     from lightir.encode.documents import EncodeOptions
     from lightir.encode.model_encoder import encode_pending
-    from lightir.pending import WorkOptions
 
     options = WorkOptions(
         once=args.once, batch_size=args.batch_size, retry_failed=args.retry_failed, idle_wait_s=args.idle_wait
@@ -104,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         print_status(f"  failed: {printable(f'{doc_id}: {error}')}")
     if report.failed:
         print_status(
-            f"{len(report.failed):,} documents failed; only BM25 finds them. To try again: "
+            f"{counted(len(report.failed), 'document')} failed and found by BM25 only. To try again: "
             f"lightir worker {args.index} --retry-failed"
         )
     return code
@@ -115,7 +122,7 @@ def in_words(report: WorkReport) -> str:
     left = f"{report.pending:,} pending" if report.pending else "nothing is pending"
     if not report.committed:
         return left
-    return f"{report.committed:,} documents encoded at {report.documents_per_s:.1f} documents/s; {left}"
+    return f"{counted(report.committed, 'document')} encoded at {report.documents_per_s:.1f} documents/s; {left}"
 
 
 class Stopping:

@@ -10,6 +10,7 @@ from pathlib import Path
 from lightir.data.readers import beir_file, count_documents, read_documents, read_qrels, read_queries
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import sha256_file
+from lightir.quantities import counted
 from lightir.types import Document, Qrels, Query
 
 
@@ -72,7 +73,7 @@ class Dataset:
                 yield query
         if wanted:
             raise InvalidInput(
-                f"{self.folder}: qrels/{split} has {len(wanted)} query ids that the queries file lacks, "
+                f"{self.folder}: qrels/{split} has {counted(len(wanted), 'query id')} that the queries file lacks, "
                 f"for instance {min(wanted)!r}"
             )
 
@@ -83,6 +84,14 @@ class Dataset:
             NotFound: the split does not exist.
         """
         return read_qrels(self._qrels_file(split))
+
+    def require_split(self, split: str) -> None:
+        """Refuse a split that the data set lacks; nothing is read.
+
+        Raises:
+            NotFound: the split does not exist.
+        """
+        self._qrels_file(split)
 
     def digest(self, split: str) -> str:
         """Return 8 hexadecimal digits of a hash of the corpus, queries and qrels files.

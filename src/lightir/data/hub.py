@@ -12,6 +12,7 @@ from typing import Any
 from lightir.data.examples import TrainingRow, parse_document, parse_scores, read_rows
 from lightir.data.training_set import TrainingSet
 from lightir.errors import InvalidInput, MissingExtra, NotFound
+from lightir.quantities import counted
 from lightir.text import check_text
 from lightir.types import Document
 
@@ -147,7 +148,9 @@ class TableRows:
         if self._scores is not None:
             scores = parse_scores(_as_list(record[self._scores]), f"{where}: {self._scores}")
         if scores and len(scores) != len(positives) + len(negatives):
-            raise InvalidInput(f"{where}: {len(scores)} scores for {len(positives) + len(negatives)} documents")
+            raise InvalidInput(
+                f"{where}: {counted(len(scores), 'score')} for {counted(len(positives) + len(negatives), 'document')}"
+            )
         return TrainingRow(
             query_id,
             query,

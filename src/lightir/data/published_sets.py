@@ -16,12 +16,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tqdm import tqdm
-
 from lightir.data.records import Record, list_field, parquet_rows, record_location
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import atomic_file, atomic_folder
 from lightir.lines import read_lines
+from lightir.progress import followed
 from lightir.text import check_text
 
 TEVATRON_FIELDS = frozenset({"query_id", "query", "positive_passages", "negative_passages"})
@@ -96,7 +95,7 @@ def convert_tevatron(paths: Sequence[Path | str], out: Path | str, *, expected: 
     report, seen = ConversionReport(), _UniqueIds()
     records = ((path, number, record) for path in map(Path, paths) for number, record in _records(path))
     with atomic_file(out) as file:
-        for position, (path, number, record) in enumerate(tqdm(records, "convert", unit=" queries", disable=None), 1):
+        for position, (path, number, record) in enumerate(followed(records, "convert", unit="query"), 1):
             where = record_location(str(path), number)
             example = _tevatron_example(record, where, report)
             if example is not None:
@@ -133,7 +132,7 @@ def convert_dpr(
         with ExitStack() as stack:
             files = _DprFiles(stack, folder, keep_texts=passages is None)
             questions = _dpr_records(Path(path))
-            for number, where, record in tqdm(questions, "convert", unit=" questions", disable=None):
+            for number, where, record in followed(questions, "convert", unit="question"):
                 files.write(record, f"q{number}", where, report, needed)
         report.check(expected)
         if passages is not None:
@@ -345,7 +344,7 @@ def _copy_passages(path: Path, out: Path, needed: set[str]) -> int:
         raise InvalidInput(f"{path}: the header is {header}; expected {PASSAGES_HEADER}, as in DPR's psgs_w100.tsv")
     missing, n_passages = set(needed), 0
     with out.open("w", encoding="utf-8") as file:
-        for row in tqdm(rows, desc="passages", unit=" passages", disable=None):
+        for row in followed(rows, "passages", unit="passage"):
             n_passages += 1
             if len(row) != len(PASSAGES_HEADER):
                 raise InvalidInput(f"{path}, line {rows.line_num}: {len(row)} fields; expected {len(PASSAGES_HEADER)}")

@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.contract import MAX_IMPACT, SparseHead
@@ -26,6 +25,7 @@ from lightir.models.devices import usable_device, weights_dtype
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.quantization import Quantizer, quantize_layers
+from lightir.progress import Progress
 from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
 from lightir.vectors import SparseVectors
@@ -154,10 +154,9 @@ def encode_corpus(
         before, tokens, impacts, start = len(writer.doc_ids), 0, np.zeros(2, dtype=np.int64), time.perf_counter()
         longer = 0
         with (
-            tqdm(total=n_documents, desc="encode", unit="doc", disable=None, smoothing=0.05) as bar,
+            Progress("encode", unit="document", total=n_documents, done=before, smooth=True) as bar,
             contextlib.ExitStack() as compiled,
         ):
-            bar.update(before)
             unwritten = _skip_written(documents, writer)
             for window in _windows(retriever, unwritten, options.shard_size, SHARD_BATCHES * batch_tokens):
                 if tokens == 0:
@@ -211,7 +210,7 @@ def encode_shard(model: LightRetriever, documents: Sequence[Document], *, batch_
     """
     framed = model.frame_documents(documents)
     window = _Window(list(documents), framed, sum(len(ids) for ids, _, _ in framed))
-    with tqdm(disable=True) as bar:
+    with Progress("encode", unit="document", shown=False) as bar:
         return _encode_window(model, window, batch_tokens or default_batch_tokens(model), bar)
 
 
@@ -306,7 +305,7 @@ def _windows(model: LightRetriever, documents: Iterator[Document], size: int, to
         yield window
 
 
-def _encode_window(model: LightRetriever, window: _Window, batch_tokens: int, bar: tqdm[None]) -> Shard:
+def _encode_window(model: LightRetriever, window: _Window, batch_tokens: int, bar: Progress) -> Shard:
     documents, framed = window.documents, window.framed
     lengths = [len(ids) for ids, _, _ in framed]
     head = model.contract.dense

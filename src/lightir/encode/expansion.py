@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from lightir.encode.likelihood_reranking import check_generator
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.generation import Hypothesis, beam_search, sample
 from lightir.models.likelihood import EndStates, end_states
+from lightir.progress import Progress
 from lightir.types import Document
 
 
@@ -114,7 +114,7 @@ def _generate(
     """Yield documents with their queries; `generate` takes end states and the number of the batch's first document."""
     backbone, tokenizer = model.backbone, model.backbone.tokenizer
     n_done = 0
-    with tqdm(total=n_documents, desc="generate", unit="doc", disable=None) as bar:
+    with Progress("generate", unit="document", total=n_documents) as bar:
         while batch := list(islice(documents, batch_size)):
             ends = end_states(backbone, model.frame_documents(batch), n_ends=len(model.end_ids))
             generated = generate(ends, n_done)

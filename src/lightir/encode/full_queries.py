@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract, require_same_documents
@@ -18,6 +17,7 @@ from lightir.errors import InvalidInput
 from lightir.models.bags import terms_present
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import TextBatch
+from lightir.progress import Progress
 from lightir.text import query_term_ids, sparse_queries
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 
@@ -147,7 +147,7 @@ class FullQueryEncoder:
         terms: dict[int, tuple[Tensor, Tensor]] = {}
         nonempty = np.flatnonzero(term_ids.lengths).tolist()
         framed = model.frame_queries([texts[i] for i in nonempty], instruction=self._instruction)
-        with tqdm(total=len(nonempty), desc="encode queries", unit="query", disable=None) as bar:
+        with Progress("encode queries", unit="query", total=len(nonempty)) as bar:
             for positions in length_batches([len(ids) for ids, _, _ in framed], BATCH_TOKENS):
                 batch = model.batch([framed[position] for position in positions])
                 with model.reading_queries():

@@ -19,10 +19,6 @@ from lightir.models.devices import usable_device, weights_dtype
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.likelihood import (
-    PASSAGE_PROMPT,
-    PASSAGE_SUFFIX,
-    QUERY_INSTRUCTION,
-    QUERY_SUFFIX,
     EndStates,
     end_states,
     join,
@@ -31,6 +27,7 @@ from lightir.models.likelihood import (
     require_generator,
     sequence_states,
 )
+from lightir.models.likelihood_prompts import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_INSTRUCTION, QUERY_SUFFIX
 from lightir.models.model_folder import backbone_record
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document, Query, Run

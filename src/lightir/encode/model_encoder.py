@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lightir.addresses import resolve_model_folder, shipped_models
+from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract, require_same_documents
 from lightir.encode.documents import EncodeOptions, compile_if_worth, encode_shard, load_encoder
-from lightir.errors import InvalidInput, NotFound
 from lightir.index import Index
 from lightir.models.encoder import LightRetriever
 from lightir.pending import WorkOptions, WorkReport, pending_keys, work
+from lightir.pending.encoder_folder import encoder_folder
 from lightir.shards import Shard
 from lightir.types import Document
 
@@ -106,7 +106,7 @@ def encode_pending(
         encoding: how the model is loaded and run; `shard_size` does not apply here.
         stop: event that ends the work: encoded documents are committed or parked, other claims are released.
         ready: function that is called once, when the model is loaded and before the first claim.
-        progress: show a progress bar if standard error is a terminal.
+        progress: show a progress bar, or log messages if stderr is no terminal.
 
     Raises:
         NotFound: there is no such model, or no model is named and no installed one fits.
@@ -139,23 +139,5 @@ def encoder_for(
         NotFound: there is no such model, or no model is named and no installed one fits.
         ContractMismatch: the named model does not fit.
     """
-    contract = index.contract
-    if contract is None:
-        raise InvalidInput(
-            f"{index.folder} has no model's contract, so its documents cannot get vectors; "
-            "build it with `lightir index CORPUS --model MODEL`"
-        )
-    address = _shipped_for(contract) if model is None else model
-    return ModelEncoder.load(address, options, fitting=contract)
-
-
-def _shipped_for(contract: Contract) -> Path:
-    shipped = shipped_models()
-    for folder in shipped.values():
-        if Contract.load(folder).document_fingerprint == contract.document_fingerprint:
-            return folder
-    raise NotFound(
-        f"no installed model has the document side {contract.document_fingerprint} of the index (method "
-        f"{contract.method}, backbone {contract.backbone.address}; installed: {', '.join(shipped) or 'none'}); "
-        "name its folder with --model"
-    )
+    folder = encoder_folder(index, model)
+    return ModelEncoder.load(folder, options, fitting=index.contract)

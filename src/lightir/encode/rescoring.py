@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
-from tqdm import tqdm
 
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import rank_by_score
+from lightir.progress import Progress
+from lightir.quantities import counted
 from lightir.types import Document, Query, Run
 
 WINDOW = 1024
@@ -32,7 +33,7 @@ def queries_of_run(run: Run, queries: Iterable[Query]) -> list[Query]:
     """
     selected = [query for query in queries if query.query_id in run]
     if missing := sorted(set(run) - {query.query_id for query in selected}):
-        raise NotFound(f"{len(missing)} queries of the run have no text, {missing[0]!r} for one")
+        raise NotFound(f"no text of {counted(len(missing), 'query')} of the run, {missing[0]!r} for one")
     return selected
 
 
@@ -55,7 +56,7 @@ def rescore(run: Run, documents: Iterable[Document], score: Scorer, *, depth: in
             query_ids.setdefault(doc_id, []).append(query_id)
     new_scores: dict[str, dict[str, float]] = {query_id: {} for query_id in run}
     n_pairs = sum(map(len, query_ids.values()))
-    with tqdm(total=n_pairs, desc="rerank", unit="pair", disable=None, smoothing=0.05) as bar:
+    with Progress("rerank", unit="pair", total=n_pairs, smooth=True) as bar:
         for window in _windows(_select(documents, set(query_ids))):
             pairs = [(row, query_id) for row, document in enumerate(window) for query_id in query_ids[document.doc_id]]
             for numbers, scores in score(window, pairs):
@@ -79,7 +80,7 @@ def _select(documents: Iterable[Document], doc_ids: set[str]) -> Iterator[Docume
         if not doc_ids:
             return
     if doc_ids:
-        raise NotFound(f"{len(doc_ids)} documents of the run are missing from the corpus, {min(doc_ids)!r} for one")
+        raise NotFound(f"the corpus lacks {counted(len(doc_ids), 'document')} of the run, {min(doc_ids)!r} for one")
 
 
 def _windows(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import instructions as listed_instructions
 from lightir.encode.query_encoder import QueryEncoderArrays, QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.progress import Progress
 from lightir.query import CachedExpansions
 from lightir.vectors import Floats
 
@@ -143,7 +143,7 @@ def cached_expansions(
     cache = model.prompt_cache(instruction=instruction)
     term_ids = np.empty((n_terms, width), dtype=np.uint32)
     weights = np.empty((n_terms, width), dtype=np.float16 if dtype == "fp16" else np.float32)
-    with tqdm(total=n_terms, desc="cache", unit="term", disable=None) as bar:
+    with Progress("cache", unit="term", total=n_terms) as bar:
         for start in range(0, n_terms, batch):
             ids = torch.arange(start, min(start + batch, n_terms))
             terms, values = model.token_expansions(ids, instruction=instruction, cache=cache)
@@ -181,7 +181,7 @@ def cached_table(
     n_terms = model.backbone.tokenizer.vocab_size
     cache = model.prompt_cache(instruction=instruction)
     table = np.empty((n_terms, width), dtype=np.float32)
-    with tqdm(total=n_terms, desc="cache", unit="term", disable=None) as bar:
+    with Progress("cache", unit="term", total=n_terms) as bar:
         for start in range(0, n_terms, batch):
             ids = torch.arange(start, min(start + batch, n_terms))
             rows = model.token_vectors(ids, instruction=instruction, cache=cache)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from lightir.addresses import QUERY_ENCODER, resolve_query_encoder
 from lightir.analysis import Analyzer
@@ -34,6 +33,7 @@ from lightir.index.segments.segment_writer import write_segment
 from lightir.index.store import Store
 from lightir.index.store_file import STORE_FILE, new_index
 from lightir.index.store_row import StoreRow, store_row
+from lightir.progress import Progress
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document
@@ -78,7 +78,7 @@ def build_index(
         contract: contract of the model; required if there are vectors.
         query_encoder: query-encoder folder, or the folder or name of a model that has one. It is copied into the index.
             Its document side must be that of the contract.
-        progress: show a progress bar if standard error is a terminal.
+        progress: show a progress bar, or log messages if stderr is no terminal.
         overwrite: replace an existing index without a writer. Its readers keep the old index until they refresh.
 
     Raises:
@@ -153,7 +153,7 @@ class _Build:
     def run(self, shards: Iterable[Shard], progress: bool) -> None:
         with self.writing():
             (self.folder / SEGMENTS_FOLDER).mkdir()
-        with tqdm(desc="index", unit=" documents", disable=None if progress else True) as bar:
+        with Progress("index", unit="document", shown=progress) as bar:
             for shard in shards:
                 require_shard(shard)
                 if shard.documents:

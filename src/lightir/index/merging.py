@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
-from tqdm import tqdm
 
 from lightir.index.segments.join import Part
 from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.rows import DocumentRows
 from lightir.index.stored_documents import DocKeys
+from lightir.progress import BYTE, Progress
 
 
 def with_tombstones(live: LiveSegment, keys: DocKeys) -> LiveSegment:
@@ -61,6 +60,6 @@ def packed(parts: Sequence[Part], size: int) -> list[list[Part]]:
     return groups
 
 
-def joining_bar(name: str, progress: bool) -> tqdm[NoReturn]:
-    """Return a progress bar of written bytes, shown on a terminal."""
-    return tqdm(desc=name, unit="B", unit_scale=True, disable=None if progress else True)
+def joining_bar(name: str, progress: bool) -> Progress:
+    """Return the progress of written bytes."""
+    return Progress(name, unit=BYTE, shown=progress)

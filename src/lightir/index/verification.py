@@ -15,6 +15,7 @@ from lightir.index.lock import LOCK_FILE, noted_commits
 from lightir.index.store import Store
 from lightir.index.store_file import STORE_FILE
 from lightir.index.view import View
+from lightir.quantities import counted
 from lightir.query import CachedQueryEncoder
 
 NAMED = 10
@@ -42,7 +43,7 @@ def verify_view(view: View) -> list[str]:
         keys, n_without = view.store.checksums.verify_rows()
         problems += _named_documents(view, keys)
         if n_without:
-            gaps.append(f"{n_without:,} documents have no checksum")
+            gaps.append(f"no checksum of {counted(n_without, 'document')}")
     except FormatError as error:
         problems.append(str(error))
     if segments_are_whole:
@@ -129,8 +130,8 @@ def _named_documents(view: View, keys: Sequence[int]) -> list[str]:
     for key in keys[:NAMED]:
         doc_ords = np.flatnonzero(live_keys == key)
         names.append(_id_of(view, int(doc_ords[0])) if len(doc_ords) else f"key {key}")
-    others = f" and {len(keys) - NAMED:,} others" if len(keys) > NAMED else ""
-    documents = "document" if len(keys) == 1 else f"{len(keys):,} documents"
+    others = f" and {counted(len(keys) - NAMED, 'other')}" if len(keys) > NAMED else ""
+    documents = "document" if len(keys) == 1 else counted(len(keys), "document")
     return [f"{view.store.path} is damaged: text or metadata of {documents} {', '.join(names)}{others}"]
 
 

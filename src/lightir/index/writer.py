@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import OF_A_MODEL
@@ -48,6 +47,7 @@ from lightir.index.store_row import StoreRow, store_row
 from lightir.index.stored_documents import DocKeys
 from lightir.index.verification import verify_view
 from lightir.index.view import View
+from lightir.progress import Progress
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
 from lightir.text import check_text
@@ -234,7 +234,7 @@ class IndexWriter:
             shards: documents with or without vectors, see `add`.
             replace: upsert documents instead of adding them.
             size: maximum number of documents per change.
-            progress: show a progress bar if standard error is a terminal.
+            progress: show a progress bar, or log messages if stderr is no terminal.
 
         Returns:
             The number of documents; with replace, the number of new or changed ones.
@@ -245,7 +245,7 @@ class IndexWriter:
         if size < 1:
             raise InvalidInput(f"size is {size}; expected at least 1")
         n_put = 0
-        with tqdm(desc="add", unit=" documents", disable=None if progress else True) as bar:
+        with Progress("add", unit="document", shown=progress) as bar:
             for shard in shards:
                 require_shard(shard)
                 for piece in sliced(shard, size):
@@ -418,7 +418,7 @@ class IndexWriter:
         verified as far as it can be.
 
         Args:
-            progress: show a progress bar if standard error is a terminal.
+            progress: show a progress bar, or log messages if stderr is no terminal.
 
         Raises:
             FormatError: the index is damaged; rewriting it would give the damage a valid checksum.

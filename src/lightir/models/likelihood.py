@@ -24,12 +24,6 @@ from lightir.models.framing import Framed
 from lightir.models.heads import soft_cap
 from lightir.models.masks import causal_mask, filled_layers, model_mask, text_positions
 
-PASSAGE_PROMPT = "Instruct: Given a retrieved passage, summarize the passage.\nPassage: "
-PASSAGE_SUFFIX = "\nSummarization: "
-QUERY_INSTRUCTION = "Given a web search query, retrieve the most relevant passage that answers the query."
-QUERY_SUFFIX = "\nThe most relevant passage: "
-"""Prompts of the paper (sections 4 and 5), with the line breaks of the authors' code."""
-
 SCORING_CHUNK = 512
 """Maximum number of positions whose logits exist at one time: 512 x 128,000 terms in fp32 are 260 MB."""
 

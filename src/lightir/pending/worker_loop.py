@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tqdm import tqdm
-
 from lightir.errors import InvalidInput, storage_errors
 from lightir.index.reader import Index
 from lightir.pending.delivery import Encoded, deliver, encode_documents, require_fit
 from lightir.pending.queue import Queue
+from lightir.progress import Progress
+from lightir.quantities import counted
 from lightir.shards import DocumentEncoder
 from lightir.types import Document
 
@@ -95,7 +95,7 @@ def work(
         encoder: encoder of that model.
         options: sizes, and when to end; None for the defaults.
         stop: event that ends the work: encoded documents are committed or parked, other claims are released.
-        progress: show a progress bar if standard error is a terminal.
+        progress: show a progress bar, or log messages if stderr is no terminal.
 
     Raises:
         ContractMismatch: the encoder is of another model than the index; each differing field with both values.
@@ -113,7 +113,7 @@ def work(
         options = options or WorkOptions()
         if options.retry_failed:
             queue.retry_failed()
-        with tqdm(desc="encode", unit="doc", disable=None if progress else True, smoothing=0.05) as bar:
+        with Progress("encode", unit="document", shown=progress, smooth=True) as bar:
             return _Worker(index, queue, encoder, options, stop or threading.Event(), bar).run()
 
 
@@ -125,7 +125,7 @@ class _Worker:
         encoder: DocumentEncoder,
         options: WorkOptions,
         stop: threading.Event,
-        bar: tqdm[None],
+        bar: Progress,
     ) -> None:
         self.index = index
         self.queue = queue
@@ -145,8 +145,8 @@ class _Worker:
                     f"{self.index.folder} was replaced by another index, or its queue removed; start the worker again"
                 )
             claim = self.queue.claim(self.index, claim_size)
-            self.bar.total = self.bar.n + len(claim.keys) + claim.n_free
-            self.bar.set_postfix(pending=claim.view.n_pending)
+            self.bar.total = self.bar.done + len(claim.keys) + claim.n_free
+            self.bar.note(pending=f"{claim.view.n_pending:,}")
             if claim.keys:
                 encode_start = time.perf_counter()
                 encoded = self._encode(claim.view.store.documents.of(claim.keys))
@@ -188,7 +188,8 @@ class _Worker:
         if self._failures_in_a_row >= MOST_FAILURES_IN_A_ROW:
             self.queue.record_failures(errors)
             raise InvalidInput(
-                f"{self._failures_in_a_row} documents failed in a row, the last with: {list(errors.values())[-1]}. "
+                f"{counted(self._failures_in_a_row, 'document')} failed in a row, "
+                f"the last with: {list(errors.values())[-1]}. "
                 "Repair the model or the machine, then continue with --retry-failed"
             )
 

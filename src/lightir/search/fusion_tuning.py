@@ -10,13 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.eval.ndcg import ndcg
 from lightir.eval.significance import randomization_test
 from lightir.kernel.candidates import Candidates, normalize
+from lightir.progress import followed
+from lightir.quantities import counted
 from lightir.search.index_evaluation import missing_documents
 from lightir.search.language_model import Smoothing
 from lightir.search.plan import WHOLE_DEPTH, default_depth, has_spans, plan
@@ -126,7 +127,7 @@ def tune(
             method has its own, as in a search.
         folds: number of parts of the cross-validation, drawn from the seed.
         seed: seed of folds, resamples and the randomization test.
-        progress: show a progress bar on a terminal.
+        progress: show a progress bar, or log messages if stderr is no terminal.
 
     Raises:
         InvalidInput: one branch alone, fewer than two judged queries a fold, or the index holds no relevant document.
@@ -134,8 +135,8 @@ def tune(
     judged = [query for query in queries if query.query_id in qrels]
     if folds < 2 or len(judged) < 2 * folds:
         raise InvalidInput(
-            f"{len(judged)} judged queries in {folds} folds; expected at least two folds of two queries: judge more "
-            "queries, or use fewer folds (--folds)"
+            f"{counted(len(judged), 'judged query')} in {folds} folds; expected at least two folds of two queries: "
+            "judge more queries, or use fewer folds (--folds)"
         )
     now = plan(searcher.index.branches, searcher.index.contract, options)
     if len(now.branches) < 2:
@@ -164,7 +165,7 @@ def fusion_values(
         qrels: relevance of documents.
         tried: fusions to measure.
         options: mode, depth, exclude_same_id and smoothing of the search.
-        progress: show a progress bar on a terminal.
+        progress: show a progress bar, or log messages if stderr is no terminal.
     """
     values = np.zeros((len(judged), len(tried)))
     depths = [max(CUTOFF, options.depth or _own_depth(options, fusion)) + options.exclude_same_id for fusion in tried]
@@ -172,7 +173,7 @@ def fusion_values(
     if any(fusion.method == "absolute" for fusion in tried):
         deepest = dataclasses.replace(deepest, fusion="absolute")  # its normalized scores do not depend on the lists
     rankings = searcher.candidates(judged, deepest)
-    shown = tqdm(rankings, "tuning", len(judged), unit="query", disable=None if progress else True)
+    shown = followed(rankings, "tuning", unit="query", total=len(judged), shown=progress)
     for i, (query, (doc_ids, candidates)) in enumerate(zip(judged, shown, strict=True)):
         excluded = query.query_id if options.exclude_same_id else None
         values[i] = _ndcg(doc_ids, candidates, qrels[query.query_id], tried, depths, excluded)

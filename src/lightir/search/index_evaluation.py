@@ -16,6 +16,8 @@ from lightir.eval import DEFAULT_MEASURES, Comparison, EvaluationResult, compare
 from lightir.eval.measures import parse_measures
 from lightir.files import make_folder
 from lightir.index import Index
+from lightir.progress import followed
+from lightir.quantities import counted
 from lightir.search.explain import Explanation
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
@@ -150,7 +152,8 @@ def evaluate_systems(
     missing = missing_documents(next(iter(systems.values()))[0], qrels, dataset.name)
     queries = list(dataset.queries(split))
     results = {}
-    for name, (searcher, mode) in systems.items():
+    shown = followed(systems.items(), "evaluate", unit="system", total=len(systems))
+    for name, (searcher, mode) in shown:
         joins = mode == "hybrid" or "+" in mode
         weights = options.weights if joins else None
         run = searcher.search(queries, depth, dataclasses.replace(options, mode=mode, weights=weights))
@@ -237,7 +240,7 @@ def missing_documents(searcher: Ranker, qrels: Qrels, name: str) -> int:
     missing = sum(not searcher.index.view.doc_ords(doc_id) for doc_id in relevant)
     if relevant and missing == len(relevant):
         raise InvalidInput(
-            f"{searcher.index.folder} holds none of the {missing} relevant documents of {name} "
+            f"{searcher.index.folder} holds none of the {counted(missing, 'relevant document')} of {name} "
             f"({min(relevant)!r} for one); is it an index of another corpus?"
         )
     return missing

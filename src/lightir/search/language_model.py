@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from lightir.analysis import Analyzer
 from lightir.errors import InvalidInput, NotFound
+from lightir.quantities import counted
 from lightir.types import Document, Query, Ranking, Run
 
 CUT_AT_ONCE = 4096
@@ -128,7 +129,7 @@ class LanguageModel:
         """
         texts = {query.query_id: query.text for query in queries}
         if missing := sorted(run.keys() - texts.keys()):
-            raise NotFound(f"the run names {len(missing)} queries that the queries don't hold, {missing[0]!r} for one")
+            raise NotFound(f"the run names {counted(len(missing), 'query')} without a text, {missing[0]!r} for one")
         reranked = {}
         for query_id, ranking in run.items():
             wanted = list(ranking.doc_ids)[:depth]

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from lightir.contract import CHARACTERS_PER_TOKEN, Contract
 from lightir.index.view import View
+from lightir.quantities import counted
 from lightir.text import MAX_TOKENS, QueryPolicy, TextTokenizer, query_term_ids
 from lightir.types import Document
 
@@ -90,8 +91,8 @@ class LongerDocuments:
         """Say what that means, and what to do."""
         about = "about " * self.estimated
         return (
-            f"{about}{self.documents:,} documents are longer than the {self.limit:,} tokens that the model reads; "
-            "their vectors stand for their beginnings. Build the index with --passages all to split them"
+            f"{about}{counted(self.documents, 'document')} longer than the {self.limit:,} tokens that the model reads: "
+            "only the beginning is encoded. Build the index with --passages all to split them"
         )
 
 

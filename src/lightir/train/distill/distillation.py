@@ -22,10 +22,11 @@ from lightir.models.encoder import LightRetriever
 from lightir.query.bigrams import Bigrams
 from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
+from lightir.train.distill.fit_config import FitConfig
 from lightir.train.distill.fit_queries import FitQuery, labelled_queries, pseudo_queries, set_name, without_held_out
 from lightir.train.distill.held_out import FitData, HeldOutReport, fit_and_compare
 from lightir.train.distill.start import AUTO, TERMS, fitted_rows
-from lightir.train.distill.table_fit import FitConfig, term_probabilities, weighted_start, with_bigrams
+from lightir.train.distill.table_fit import term_probabilities, weighted_start, with_bigrams
 from lightir.train.distill.teacher import load_teacher
 from lightir.train.distill.teacher_vectors import TeacherVectors
 from lightir.types import Document

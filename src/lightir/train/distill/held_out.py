@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lightir.train.distill.table_fit import FitConfig, fit_table, select_rows
+from lightir.train.distill.fit_config import FitConfig
+from lightir.train.distill.table_fit import fit_table, select_rows
 from lightir.vectors import Floats, Ragged
 
 DEPTH = 10

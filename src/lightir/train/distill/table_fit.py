@@ -6,59 +6,19 @@ A query is L2(mean of its terms' rows). Everything here works on arrays: term id
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from lightir.errors import InvalidInput
 from lightir.models.devices import fast_dtype
+from lightir.progress import followed
 from lightir.query.bigrams import Bigrams
+from lightir.train.distill.fit_config import FitConfig
 from lightir.vectors import Floats, Ragged
 
 SIF_CONSTANT = 1e-3  # Arora, Liang & Ma, ICLR 2017
-
-
-@dataclass(frozen=True, slots=True)
-class FitConfig:
-    """Settings of the fit of a query table.
-
-    Attributes:
-        ridge: weight that holds the ridge regression at its start; about ridge x (query length)^2 occurrences outweigh
-            it.
-        ridge_iterations: number of conjugate-gradient steps.
-        steps: number of KL steps; 0 stops after the ridge regression.
-        batch_size: queries per step.
-        candidates: documents scored per step, drawn anew in each step; 0 scores the whole corpus.
-        temperature: temperature of both softmaxes.
-        learning_rate: peak learning rate; it falls to zero along a cosine.
-        contrastive: weight of InfoNCE for the queries with labels.
-        bigrams: maximum number of rows for the most frequent pairs of terms in the queries, beside the terms' rows.
-        seed: seed of batches and candidates.
-    """
-
-    ridge: float = 0.03
-    ridge_iterations: int = 40
-    steps: int = 300
-    batch_size: int = 256
-    candidates: int = 4096
-    temperature: float = 0.05
-    learning_rate: float = 5e-3
-    contrastive: float = 0.5
-    bigrams: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("ridge", "temperature", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise InvalidInput(f"{name} is {getattr(self, name)}; expected above 0")
-        for name in ("ridge_iterations", "steps", "candidates", "contrastive", "bigrams", "seed"):
-            if getattr(self, name) < 0:
-                raise InvalidInput(f"{name} is {getattr(self, name)}; expected 0 or more")
-        if self.batch_size < 1:
-            raise InvalidInput(f"batch_size is {self.batch_size}; expected 1 or more")
 
 
 def term_probabilities(texts: Ragged, *, vocab_size: int) -> Floats:
@@ -149,8 +109,7 @@ def kl_table(
     dtype = fast_dtype("cpu")  # bfloat16, several times faster, suffices for scores at a temperature of 0.05
     matrix = torch.from_numpy(np.asarray(documents, dtype=np.float32)).to(dtype)
     teacher = torch.from_numpy(np.asarray(targets, dtype=np.float32))
-    bar = tqdm(range(config.steps), desc="KL to the teacher", unit="step", disable=None)
-    for _ in bar:
+    for _ in followed(range(config.steps), "KL to the teacher", unit="step", total=config.steps):
         chosen = generator.integers(0, len(queries), size=min(config.batch_size, len(queries)))
         relevant = [positives.row(int(i)).astype(np.int64) for i in chosen] if positives is not None else []
         ordinals = _draw_candidates(generator, len(documents), config.candidates, relevant)
@@ -250,7 +209,8 @@ def _conjugate_gradient(
     residual = right.clone()
     direction = residual / diagonal
     energy = (residual * direction).sum(0)
-    for _ in tqdm(range(config.ridge_iterations), desc="ridge", unit="iteration", disable=None):
+    n_iterations = config.ridge_iterations
+    for _ in followed(range(n_iterations), "ridge", unit="iteration", total=n_iterations):
         product = transposed @ (shares @ direction) + config.ridge * direction
         step = energy / (direction * product).sum(0).clamp_min(1e-30)
         solution += step * direction

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from lightir.encode.documents import length_batches
 from lightir.files import atomic_file, make_folder
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
+from lightir.progress import Progress
 from lightir.types import Document
 from lightir.vectors import Floats
 
@@ -65,7 +65,7 @@ class TeacherVectors:
 
     def _rows(self, kind: str, keys: Sequence[str], encode: Callable[[int, int], Floats]) -> Floats:
         parts = []
-        with tqdm(total=len(keys), desc=f"teacher: {kind}", unit="text", disable=None) as bar:
+        with Progress(f"teacher: {kind}", unit="text", total=len(keys)) as bar:
             for start in range(0, len(keys), CHUNK):
                 stop = min(start + CHUNK, len(keys))
                 parts.append(self._chunk(kind, keys[start:stop], functools.partial(encode, start, stop)))

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from lightir.data import Dataset, write_negatives
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import check_writable, make_folder
+from lightir.progress import Progress
 from lightir.train.mining.answers import holds_answer
 from lightir.train.mining.finders import Finder, word_finder
 from lightir.train.recipes.data_names import brings_examples, data_folder
@@ -157,7 +156,7 @@ class Miner:
         """Return each query's negatives, best first, and the number of dropped documents by reason."""
         negatives: dict[str, list[str]] = {}
         dropped: Counter[str] = Counter()
-        with tqdm(total=len(queries), desc="mine", unit="query", disable=None) as bar:
+        with Progress("mine", unit="query", total=len(queries)) as bar:
             for start in range(0, len(queries), QUERIES_AT_ONCE):
                 batch = queries[start : start + QUERIES_AT_ONCE]
                 run = self._finder.find(batch, self._filters.depth)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from lightir.contract import Contract, DenseHead, Fusion
 from lightir.errors import InvalidInput
-from lightir.models.likelihood import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_INSTRUCTION, QUERY_SUFFIX
+from lightir.models.likelihood_prompts import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_INSTRUCTION, QUERY_SUFFIX
 from lightir.text import QueryPolicy
 from lightir.train.recipes.run_recipe import QueryRunRecipe, refuse_packed_texts
 from lightir.train.recipes.settings import DocumentRecipe, check_numbers

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from tqdm import tqdm
 
 from lightir.addresses import REVISION_MARK, resolve_local
 from lightir.errors import AlreadyExists, InvalidInput, WriteFailed
 from lightir.files import atomic_folder, exclusive_writer, fsync_path, make_folder, write_bytes, write_json
 from lightir.models.devices import usable_device
 from lightir.models.model_files import pinned_address
+from lightir.progress import Progress
 from lightir.train.recipes.recipe_files import recipe_content, recipe_yaml
 from lightir.train.recipes.run_recipe import RunRecipe
 from lightir.train.recipes.settings import Optimisation
@@ -239,9 +239,7 @@ class Loop:
         """
         started = time.monotonic() - self.seconds
         self.curves = Curves(self.folder / TENSORBOARD, step=self.step) if is_first() else None
-        bar = tqdm(
-            total=self.recipe.optimisation.steps, initial=self.step, disable=None if is_first() else True, unit="step"
-        )
+        bar = Progress("train", unit="step", total=self.recipe.optimisation.steps, done=self.step, shown=is_first())
         try:
             with noted_interrupts() as interrupted, bar:
                 while (progress := self._progress(time.monotonic() - started)) < 1:
@@ -254,7 +252,7 @@ class Loop:
             if self.curves is not None:
                 self.curves.close()
 
-    def _logged_step(self, progress: float, started: float, bar: Any) -> None:
+    def _logged_step(self, progress: float, started: float, bar: Progress) -> None:
         """Run and log one step, and the evaluation and checkpoint that are due after it."""
         settings, every = self.recipe.optimisation, self.recipe.evaluate_every
         begun = time.monotonic()
@@ -265,8 +263,8 @@ class Loop:
         self.seconds = time.monotonic() - started
         record["docs_per_s"] = self.stage.texts_per_step / (time.monotonic() - begun)
         self._write_log({"step": self.step, "seconds": round(self.seconds, 1), **record})
+        bar.note(**{name: f"{record[name]:.3g}" for name in ("loss", "nonzeros", "cosine") if name in record})
         bar.update()
-        bar.set_postfix({name: f"{record[name]:.3g}" for name in ("loss", "nonzeros", "cosine") if name in record})
         if every and self.step % every == 0 and self._progress(self.seconds) < 1:
             self.evaluate()
         if self.recipe.checkpoint_every and self.step % self.recipe.checkpoint_every == 0:

@@ -8,14 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import lightir.models  # noqa: F401 - first: without torch, it says what to install
-from lightir.contract import from_json, shorten
-from lightir.errors import FormatError
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
-from lightir.train.recipes.likelihood_recipe import LikelihoodRecipe
-from lightir.train.recipes.packed_text_recipes import AdaptationRecipe, MaskedRecipe
-from lightir.train.recipes.recipe_files import recipe_content
 from lightir.train.recipes.run_recipe import RunRecipe
-from lightir.train.recipes.sidr_recipe import SidrRecipe
+from lightir.train.recipes.stage_recipes import RECIPES, read_stage_recipe
 from lightir.train.stages import adaptation, contrastive, masked, query_likelihood, sidr
 
 
@@ -36,11 +30,11 @@ class StageKind:
 
 _SECOND_STAGE = "lightir train CONTRASTIVE-RECIPE --set model.address={model}"
 STAGES = {
-    "contrastive": StageKind(ContrastiveRecipe, contrastive.train),
-    "adaptation": StageKind(AdaptationRecipe, adaptation.train, _SECOND_STAGE),
-    "masked_next_token": StageKind(MaskedRecipe, masked.train, _SECOND_STAGE),
-    "query_likelihood": StageKind(LikelihoodRecipe, query_likelihood.train, _SECOND_STAGE),
-    "sidr": StageKind(SidrRecipe, sidr.train),
+    "contrastive": StageKind(RECIPES["contrastive"], contrastive.train),
+    "adaptation": StageKind(RECIPES["adaptation"], adaptation.train, _SECOND_STAGE),
+    "masked_next_token": StageKind(RECIPES["masked_next_token"], masked.train, _SECOND_STAGE),
+    "query_likelihood": StageKind(RECIPES["query_likelihood"], query_likelihood.train, _SECOND_STAGE),
+    "sidr": StageKind(RECIPES["sidr"], sidr.train),
 }
 
 
@@ -52,12 +46,8 @@ def read_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> tuple[Sta
         FormatError: not YAML, an unknown stage or key, or a wrong type; the message names the key.
         InvalidInput: an override without "=", or a value out of range.
     """
-    content = recipe_content(path, overrides=overrides)
-    name = content.get("stage", "contrastive") if isinstance(content, dict) else "contrastive"
-    if not isinstance(name, str) or name not in STAGES:
-        raise FormatError(f"{path}: stage is {shorten(name)}; expected one of {', '.join(sorted(STAGES))}")
-    kind = STAGES[name]
-    return kind, from_json(kind.recipe, content, str(path))
+    name, recipe = read_stage_recipe(path, overrides=overrides)
+    return STAGES[name], recipe
 
 
 def train_file(
