@@ -207,7 +207,6 @@ def tell(args: argparse.Namespace, step: Step | None) -> None:
         return
     parts = [f"{step.added:,} added or changed"] * bool(step.added)
     parts += [f"{step.renamed:,} renamed"] * bool(step.renamed) + [f"{step.removed:,} deleted"] * bool(step.removed)
-    print_status(
-        f"{args.index}: {', '.join(parts) or 'up to date'}; {counted(step.info.documents, 'document')} in total"
-    )
+    total = counted(step.info.documents, "document")
+    print_status(f"{args.index}: {', '.join(parts) or 'up to date'}; {total} in total")
     print_pending(args.index, step.info)
