@@ -75,10 +75,12 @@ def test_light_commands_run_without_torch(bm25_index, dataset, tmp_path):
 
 
 def test_a_command_with_a_missing_package_names_the_extra(bm25_index, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "lightir.json").write_text("{}")
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from lightir.cli import main\n"
-        f"raise SystemExit(main(['cache', 'model', '--out', {str(tmp_path / 'out')!r}]))"
+        f"raise SystemExit(main(['cache', {str(tmp_path / 'model')!r}, '--out', {str(tmp_path / 'out')!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
@@ -307,7 +309,7 @@ def test_depth_limits_the_candidates_of_a_branch(bm25_index, capsys):
     assert main(asked) == 0
     assert "not among" not in capsys.readouterr().out
     assert main([*asked, "--depth", "1"]) == 0
-    assert "not among the 1 candidates" in capsys.readouterr().out
+    assert "not among the 1 candidate" in capsys.readouterr().out
 
 
 def test_documents_are_explained_whether_found_or_not(bm25_index, capsys):
@@ -319,7 +321,7 @@ def test_documents_are_explained_whether_found_or_not(bm25_index, capsys):
     assert output["score"] == branch["weight"] * branch["normalized"] == branch["score"]
     assert sum(term["score"] for term in branch["terms"]) == pytest.approx(branch["score"])
     assert main(["search", str(bm25_index), "river", "--doc-id", "d-bread"]) == 0
-    assert "not among the 1 candidates" in capsys.readouterr().out
+    assert "not among the 1 candidate" in capsys.readouterr().out
     assert main([*arguments, "nowhere"]) == 1
     assert "no document 'nowhere'" in capsys.readouterr().err
 

@@ -45,7 +45,7 @@ COMMANDS = {
     "add": ["add", "index", "more.jsonl"],
     "verify": ["verify", "index"],
     "evaluate": ["evaluate", "index", "--dataset", "data"],
-    "worker": ["worker", "index", "--once"],
+    "encode": ["encode", "model", "more.jsonl", "--out", "new"],
 }
 POINTS = [
     ("search", "import:numpy"),
@@ -64,7 +64,7 @@ POINTS = [
     ("verify", "import:lightir.index"),
     ("evaluate", "import:lightir.search"),
     ("evaluate", "open:queries.jsonl"),
-    ("worker", "import:torch"),
+    ("encode", "import:torch"),
     *((name, str(position)) for name in ("search", "index", "verify") for position in (0, 90, 310)),
 ]
 
@@ -75,6 +75,8 @@ def home(bm25_index: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.Mo
     shutil.copytree(bm25_index, tmp_path / "index")
     shutil.copytree(dataset, tmp_path / "data")
     (tmp_path / "notes").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "lightir.json").write_text("{}")
     for name in "abc":
         (tmp_path / "notes" / f"{name}.txt").write_text(f"river {name}")
     (tmp_path / "more.jsonl").write_text('{"_id": "new", "text": "a new river"}\n')

@@ -15,7 +15,7 @@ from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Index, build_index, document_shards
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
-from lightir.pending import WorkOptions, work
+from lightir.pending import WorkOptions, encoder_folder, work
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -86,7 +86,7 @@ def test_the_model_is_the_installed_one_that_fits_unless_it_is_named(
     build_index(document_shards(DOCUMENTS), tmp_path / "index", contract=contract, progress=False)
     build_index(document_shards(DOCUMENTS), tmp_path / "plain", progress=False)
     with Index.open(tmp_path / "index") as index, Index.open(tmp_path / "plain") as plain:
-        monkeypatch.setattr(model_encoder, "shipped_models", lambda: {"other": tmp_path / "other"})
+        monkeypatch.setattr(encoder_folder, "shipped_models", lambda: {"other": tmp_path / "other"})
         with pytest.raises(NotFound, match=r"backbone org/words; installed: other\); name its folder with --model"):
             encoder_for(index)
         with pytest.raises(ContractMismatch, match="attention is 'causal' in the index but 'bidirectional' in the mod"):
@@ -95,6 +95,6 @@ def test_the_model_is_the_installed_one_that_fits_unless_it_is_named(
             encoder_for(plain)
         assert loaded == []
         encoder_for(index, tmp_path / "fits")
-        monkeypatch.setattr(model_encoder, "shipped_models", lambda: {"a": tmp_path / "other", "b": tmp_path / "fits"})
+        monkeypatch.setattr(encoder_folder, "shipped_models", lambda: {"a": tmp_path / "other", "b": tmp_path / "fits"})
         encoder_for(index)
         assert loaded == [tmp_path / "fits"] * 2

@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> None:
     from lightir.cli.early_checks import require_new_vectors
     from lightir.data import count_documents, read_documents
 
-    resolve_model_folder(args.model)
     documents = read_documents(args.corpus, fields=args.fields)
+    resolve_model_folder(args.model)
     require_new_vectors(args.out, resume=args.resume)
     # Imports torch: only after the arguments are checked.
     from lightir.encode import EncodeOptions, encode_corpus

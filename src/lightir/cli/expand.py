@@ -78,7 +78,10 @@ def run(args: argparse.Namespace) -> None:
     """Generate the queries and write one JSON line per document, or per query."""
     from lightir.addresses import resolve_local
     from lightir.cli.early_checks import require_sources
+    from lightir.files import check_writable
 
+    if args.out != "-":
+        check_writable(args.out)
     resolve_local(args.model)
     require_sources(args.corpus, args.fields)
     n_lines = 0
