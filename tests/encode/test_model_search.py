@@ -338,7 +338,7 @@ def test_the_command_line_serves_every_mode_and_loads_the_model_once(
     assert "mode late" in captured.out
     assert main(["search", str(bags), "red river", "--mode", "full", *given]) == 0
     captured = capsys.readouterr()
-    assert "18 of 22 documents are pending; mode full does not find them" in captured.err
+    assert "mode full does not find 18 pending documents of 22" in captured.err
     assert captured.out.count("sparse ") >= 4
 
     queries = tmp_path / "queries.txt"
