@@ -20,7 +20,7 @@ def test_splits_queries_and_judgements(beir: Path) -> None:
 
 def test_a_judged_query_that_is_not_there_is_named(beir: Path) -> None:
     (beir / "qrels" / "dev.tsv").write_text("q1\td1\t1\nq99\td1\t1\n")
-    with pytest.raises(InvalidInput, match=r"has 1 query ids .* 'q99'"):
+    with pytest.raises(InvalidInput, match=r"has 1 query id .* 'q99'"):
         list(Dataset.open(beir).queries("dev"))
 
 

@@ -214,6 +214,6 @@ def test_the_command_checks_the_number_of_queries(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["ignored_fields"] == {"instruction": 1}
     questions = write_lines(tmp_path / "dpr.jsonl", DPR)
     assert main(["convert", "dpr", str(questions), "--out", str(tmp_path / "NQ")]) == 0
-    assert "2 queries, 2 relevant passages, 1 negatives; 1 queries without" in capsys.readouterr().err
+    assert "2 queries, 2 relevant passages, 1 negative; 1 query without" in capsys.readouterr().err
     assert main(["convert", "dpr", str(questions), str(questions), "--out", str(tmp_path / "x")]) == 2
     assert main(["convert", "tevatron", str(source), "--passages", "p", "--out", str(tmp_path / "x")]) == 2

@@ -79,7 +79,7 @@ def test_no_documents_and_what_is_missing(documents: list[Document]) -> None:
     run = {"q": Ranking("q", ["nowhere"], np.array([1.0]))}
     with pytest.raises(NotFound, match="nowhere"):
         model.rerank(run, [Query("q", "x")], smoothing=smoothing)
-    with pytest.raises(NotFound, match="queries"):
+    with pytest.raises(NotFound, match="without a text"):
         model.rerank(run, [], smoothing=smoothing)
     with pytest.raises(InvalidInput, match="is repeated in the corpus"):
         LanguageModel([documents[0], documents[0]])

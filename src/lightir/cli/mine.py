@@ -151,6 +151,12 @@ def run(args: argparse.Namespace) -> None:
     smoothing = parse_smoothing(args.tokens)
     if args.teacher_share is not None and args.teacher is None:
         raise Misuse("--teacher-share requires --teacher")
+    if args.work and not args.model:
+        raise Misuse("--work requires --model")
+    if args.device != "auto" and not (args.model or args.teacher):
+        raise Misuse("--device requires --model or --teacher")
+    if args.model and smoothing is not None:
+        raise Misuse("--tokens and --model cannot be combined; build an index of the model's vectors and use --index")
     filters = NegativeFilters(
         first_rank=args.first_rank,
         depth=args.depth,
@@ -182,12 +188,6 @@ def run(args: argparse.Namespace) -> None:
 @contextmanager
 def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | None) -> Iterator[Finder]:
     """Yield the searcher of --index or --model; by default a search of counted words."""
-    if args.work and not args.model:
-        raise Misuse("--work requires --model")
-    if args.device != "auto" and not (args.model or args.teacher):
-        raise Misuse("--device requires --model or --teacher")
-    if args.model and smoothing is not None:
-        raise Misuse("--tokens and --model cannot be combined; build an index of the model's vectors and use --index")
     if args.index:
         from lightir.index import Index
         from lightir.search import Searcher
