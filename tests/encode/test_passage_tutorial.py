@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import lightir.encode  # noqa: F401 - the tutorial's worker needs the half with torch
 from tutorials import ROOT, check
 
 TUTORIAL = (ROOT / "docs" / "passages.md").read_text(encoding="utf-8").split("\n## How a document is split\n")[0]
