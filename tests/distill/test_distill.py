@@ -321,3 +321,18 @@ def test_the_frame_is_sentence_transformers_own(teacher: Path) -> None:
     assert (ids[0], ids[-1]) == (BOS, EOS)
     assert stop - start == len("T b")
     assert len(long) == 60
+
+
+def test_a_table_is_fitted_to_queries_alone(teacher: Path, collection: Path, tmp_path: Path) -> None:
+    fit = dataclasses.replace(FIT, candidates_from="queries", cosine=5.0, bigrams=20)
+    texts = [document.text for document in read_documents(collection)] * 2
+    pool = tmp_path / "pool.jsonl"
+    pool.write_text("".join(json.dumps({"_id": str(i), "text": text}) + "\n" for i, text in enumerate(texts)))
+    model = distill(teacher, [], out=tmp_path / "m", options=DistillationOptions(fit=fit, queries=[pool], held_out=[]))
+    facts = read_json(model / "distillation.json")
+    assert facts["corpora"] == {}
+    assert facts["queries"] == len(texts)
+    assert facts["bigrams"] > 0
+    labels = DistillationOptions(fit=fit, queries=[collection])
+    with pytest.raises(InvalidInput, match="labels need the documents"):
+        distill(teacher, [collection], out=tmp_path / "labels", options=labels)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import Counter
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightir.errors import InvalidInput
+from lightir.query.bigrams import Bigrams
 from lightir.train.distill.table_fit import (
     FitConfig,
+    bigrams_by_error,
     fit_table,
     kl_table,
     ridge_table,
+    select_rows,
     term_probabilities,
     weighted_start,
+    with_bigrams,
 )
 from lightir.vectors import Ragged
 
@@ -133,7 +143,58 @@ def test_what_cannot_be_fitted_is_refused(queries: list[list[int]], message: str
         fit_table(start, Ragged.from_lists(queries), targets, np.ones((3, 2), np.float32), FitConfig(steps=1))
 
 
-@pytest.mark.parametrize("change", [{"ridge": 0.0}, {"steps": -1}, {"batch_size": 0}, {"temperature": float("nan")}])
-def test_settings_that_make_no_sense_are_refused(change: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ridge": 0.0},
+        {"steps": -1},
+        {"batch_size": 0},
+        {"temperature": float("nan")},
+        {"cosine": -1.0},
+        {"candidates_from": "texts"},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(change))):
         FitConfig(**change)  # type: ignore[arg-type]
+
+
+def test_pairs_with_the_largest_possible_gain_are_chosen(rng: np.random.Generator) -> None:
+    queries = random_queries(rng, 120, largest=5)
+    table, targets = rng.normal(size=(5, WIDTH)).astype(np.float32), unit(rng.normal(size=(120, WIDTH)))
+    sums, masses, counts = {}, {}, Counter()
+    for row in range(len(queries)):
+        terms = queries.row(row).tolist()
+        error = targets[row] - unit(table[terms].mean(axis=0, keepdims=True))[0]
+        for pair in itertools.pairwise(terms):
+            sums[pair] = sums.get(pair, 0) + error / math.sqrt(len(terms))
+            masses[pair] = masses.get(pair, 0) + 1 / len(terms)
+            counts[pair] += 1
+    gains = {pair: (sums[pair] @ sums[pair]) / (masses[pair] + 0.3) for pair in sums if counts[pair] >= 3}
+    best = sorted(gains, key=lambda pair: -gains[pair])[:7]
+    chosen = bigrams_by_error(table, queries, targets, 7, ridge=0.3)
+    assert [tuple(pair) for pair in chosen.pairs.tolist()] == sorted(best)
+    assert len(bigrams_by_error(table, queries, targets, 7, ridge=0.3, min_count=200)) == 0
+
+
+def test_cosine_pulls_the_means_towards_the_teacher(rng: np.random.Generator) -> None:
+    queries, start = random_queries(rng, 40), rng.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+    targets, documents = unit(rng.normal(size=(40, WIDTH))), unit(rng.normal(size=(12, WIDTH)))
+    cosines = []
+    for weight in (0.0, 20.0):
+        config = FitConfig(steps=120, batch_size=20, candidates=0, cosine=weight, learning_rate=0.02)
+        fitted = kl_table(start, queries, targets, documents, config)
+        cosines.append((means(fitted, queries) * targets).sum(axis=1).mean())
+    assert cosines[1] > cosines[0] + 0.01
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=5), min_size=1, max_size=6), st.data())
+def test_rows_are_selected_and_extended_by_pairs_as_by_loops(texts: list[list[int]], data: st.DataObject) -> None:
+    queries = Ragged.from_lists(texts)
+    chosen = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=8))
+    selected = select_rows(queries, np.array(chosen, dtype=np.int64))
+    assert [selected.row(i).tolist() for i in range(len(chosen))] == [texts[i] for i in chosen]
+    pairs = sorted({(1, 2), (3, 3), (0, 1)})
+    extended = with_bigrams(queries, Bigrams(np.array(pairs, dtype=np.uint32)), vocab_size=4)
+    expected = [[*text, *(4 + pairs.index(p) for p in itertools.pairwise(text) if p in pairs)] for text in texts]
+    assert [extended.row(i).tolist() for i in range(len(texts))] == expected

@@ -74,14 +74,6 @@ def test_pairs_are_found_as_by_a_loop(texts: list[list[int]], pairs: set[tuple[i
     assert [(flat[start], flat[start + 1]) for start in starts] == [ordered[row] for row in rows.term_ids]
 
 
-@given(TEXTS, st.integers(0, 6), st.integers(1, 3))
-def test_the_most_frequent_pairs_are_counted_within_texts(texts: list[list[int]], n: int, least: int) -> None:
-    counts = Counter(pair for text in texts for pair in itertools.pairwise(text))
-    ranked = sorted((pair for pair in counts if counts[pair] >= least), key=lambda pair: (-counts[pair], pair))
-    bigrams = Bigrams.most_frequent(Ragged.from_lists(texts), n, min_count=least)
-    assert [tuple(pair) for pair in bigrams.pairs.tolist()] == sorted(ranked[:n])
-
-
 def test_pairs_of_the_widest_term_ids_are_distinct() -> None:
     last = 2**32 - 1
     bigrams = known([[0, last], [last, 0], [last, last]])

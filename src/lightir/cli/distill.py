@@ -24,7 +24,8 @@ EXAMPLES = """
 """
 SET_HELP = (
     "setting of the fit to change; repeat for more (defaults: ridge=0.03 ridge_iterations=40 steps=300 batch_size=256 "
-    "candidates=4096 temperature=0.05 learning_rate=0.005 contrastive=0.5 bigrams=0 seed=0)"
+    "candidates=4096 temperature=0.05 learning_rate=0.005 candidates_from=documents cosine=0.0 contrastive=0.5 "
+    "bigrams=0 seed=0)"
 )
 
 
@@ -37,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pypi:PACKAGE",
     )
     parser.add_argument(
-        "--corpus", action="append", required=True, metavar="CORPUS", help=f"{CORPUS_HELP}; repeat for more"
+        "--corpus",
+        action="append",
+        default=[],
+        metavar="CORPUS",
+        help=f"{CORPUS_HELP}; repeat for more. Required unless --set candidates_from=queries fits to --queries alone",
     )
     add_corpus_options(parser)
     _add_queries(parser)
@@ -46,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="number of frequent token pairs that get vectors of their own (default %(default)s)",
+        help="number of token pairs that get vectors of their own: those where single tokens err most (default "
+        "%(default)s)",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
     parser.add_argument(

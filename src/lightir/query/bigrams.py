@@ -33,15 +33,6 @@ class Bigrams:
         if np.any(self._keys[1:] <= self._keys[:-1]):
             raise InvalidInput("bigrams must be ascending and distinct")
 
-    @classmethod
-    def most_frequent(cls, texts: Ragged, n: int, *, min_count: int = 2) -> Bigrams:
-        """Select the n most frequent pairs that occur at least min_count times; ties go to the smaller pair."""
-        first, second, _ = _adjacent(texts)
-        keys, counts = np.unique(_keys(first, second), return_counts=True)
-        keys, counts = keys[counts >= min_count], counts[counts >= min_count]
-        chosen = np.sort(keys[np.lexsort((keys, -counts))[:n]])
-        return cls(np.stack([chosen >> np.uint64(32), chosen & np.uint64(2**32 - 1)], axis=1).astype(np.uint32))
-
     def __len__(self) -> int:
         """Return the number of pairs."""
         return len(self.pairs)
@@ -57,7 +48,7 @@ class Bigrams:
         Returns:
             Row numbers, one ragged row per text; and for each the position of its first term in texts.term_ids.
         """
-        first, second, positions = _adjacent(texts)
+        first, second, positions = adjacent_terms(texts)
         if not len(self) or not len(positions):
             none = np.zeros(0, dtype=np.uint32)
             return Ragged(none, np.zeros(len(texts) + 1, dtype=np.int64)), np.zeros(0, dtype=np.int64)
@@ -73,7 +64,7 @@ def _keys(first: TermIds, second: TermIds) -> npt.NDArray[np.uint64]:
     return (first.astype(np.uint64) << np.uint64(32)) | second.astype(np.uint64)
 
 
-def _adjacent(texts: Ragged) -> tuple[TermIds, TermIds, IntArray]:
+def adjacent_terms(texts: Ragged) -> tuple[TermIds, TermIds, IntArray]:
     """Return first terms, second terms and the first terms' positions of all adjacent pairs within a text."""
     is_last = np.zeros(len(texts.term_ids) + 1, dtype=np.bool_)
     is_last[texts.indptr[1:] - 1] = True  # an empty text marks its predecessor again; index -1 is the surplus element

@@ -26,11 +26,21 @@ from lightir.train.distill.fit_config import FitConfig
 from lightir.train.distill.fit_queries import FitQuery, labelled_queries, pseudo_queries, set_name, without_held_out
 from lightir.train.distill.held_out import FitData, HeldOutReport, fit_and_compare
 from lightir.train.distill.start import AUTO, TERMS, fitted_rows
-from lightir.train.distill.table_fit import term_probabilities, weighted_start, with_bigrams
+from lightir.train.distill.table_fit import (
+    bigrams_by_error,
+    ridge_table,
+    select_rows,
+    term_probabilities,
+    weighted_start,
+    with_bigrams,
+)
 from lightir.train.distill.teacher import load_teacher
 from lightir.train.distill.teacher_vectors import TeacherVectors
 from lightir.types import Document
 from lightir.vectors import Floats, Ragged
+
+MAX_CANDIDATES = 100_000
+"""Maximum number of queries that take the place of documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +153,7 @@ def distill(
         FormatError: the tokenizer cannot be read.
     """
     options = options or DistillationOptions()
-    names = _corpus_names(corpora)
+    names = _corpus_names(corpora, options.fit)
     model = load_teacher(teacher, device=options.device)
     terms = _query_terms(model, options.tokenizer)
     read = [_read_corpus(name, path, model.contract, options.fields) for name, path in zip(names, corpora, strict=True)]
@@ -200,14 +210,17 @@ def _read_tokenizer(path: Path) -> TextTokenizer:
     return TextTokenizer.from_file(path / "tokenizer.json" if path.is_dir() else path)
 
 
-def _corpus_names(corpora: Sequence[Path | str]) -> list[str]:
+def _corpus_names(corpora: Sequence[Path | str], fit: FitConfig) -> list[str]:
     """Return the corpora's names.
 
     Raises:
-        InvalidInput: no corpus, or two with the same name.
+        InvalidInput: no corpus though the fit compares rankings of documents, or two with the same name.
     """
-    if not corpora:
-        raise InvalidInput("no corpus was given; the table is fitted to the teacher's ranking of documents")
+    if not corpora and fit.candidates_from == "documents":
+        raise InvalidInput(
+            "no corpus was given; the table is fitted to the teacher's ranking of documents, or with "
+            "candidates_from=queries to its ranking of other queries"
+        )
     names = [set_name(path) for path in corpora]
     if len(set(names)) < len(names):
         raise InvalidInput(f"two corpora have the same name: {names}")
@@ -255,18 +268,25 @@ def fitted_query_table(
     ]
     document_vectors = np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
     texts = [fit_query.query.text for fit_query in queries]
-    term_ids = query_term_ids(terms.tokenizer, terms.policy, texts)
+    term_ids, targets = query_term_ids(terms.tokenizer, terms.policy, texts), vectors.queries(texts)
+    positives = _positives(queries, corpora)
+    if fit.candidates_from == "queries":
+        if fit.contrastive > 0 and len(positives.term_ids):
+            raise InvalidInput(
+                "labels need the documents as candidates: set contrastive=0 with candidates_from=queries"
+            )
+        document_vectors, positives = _sample(targets, fit.seed), Ragged.from_lists([[]] * len(queries))
     if start is not None:
         rows = start[1]
     else:
         alone = _terms_alone(model, vectors, terms)
         rows = weighted_start(alone, term_probabilities(term_ids, vocab_size=len(alone)))
     n_terms = len(rows)
-    bigrams = Bigrams.most_frequent(term_ids, fit.bigrams) if fit.bigrams else None
+    bigrams = _bigrams(rows, term_ids, targets, fit, fitted_start=start is not None) if fit.bigrams else None
     if bigrams is not None:
         rows = np.concatenate([rows, np.zeros((len(bigrams), rows.shape[1]), dtype=np.float32)])
         term_ids = with_bigrams(term_ids, bigrams, vocab_size=n_terms)
-    collection = FitData(term_ids, vectors.queries(texts), document_vectors, _positives(queries, corpora))
+    collection = FitData(term_ids, targets, document_vectors, positives)
     rows, report = fit_and_compare(rows, collection, fit, fitted_start=start is not None)
     return FittedTable(
         rows[:n_terms],
@@ -274,6 +294,20 @@ def fitted_query_table(
         TERMS if start is None else start[0],
         report,
     )
+
+
+def _sample(targets: Floats, seed: int) -> Floats:
+    """Return at most MAX_CANDIDATES vectors, in place of documents."""
+    chosen = np.random.default_rng(seed).permutation(len(targets))[:MAX_CANDIDATES]
+    return np.asarray(targets[np.sort(chosen)])
+
+
+def _bigrams(rows: Floats, term_ids: Ragged, targets: Floats, fit: FitConfig, *, fitted_start: bool) -> Bigrams:
+    """Return the pairs for which the terms' rows, fitted by ridge regression, err most."""
+    full = np.flatnonzero(term_ids.lengths > 0)
+    queries, wanted = select_rows(term_ids, full), targets[full]
+    table = ridge_table(rows, queries, wanted, fit, fitted_start=fitted_start)
+    return bigrams_by_error(table, queries, wanted, fit.bigrams, ridge=fit.ridge)
 
 
 def _terms_alone(model: LightRetriever, vectors: TeacherVectors, terms: TableTokenizer) -> Floats:

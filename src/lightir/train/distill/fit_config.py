@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from lightir.errors import InvalidInput
 
@@ -20,8 +21,12 @@ class FitConfig:
         candidates: documents scored per step, drawn anew in each step; 0 scores the whole corpus.
         temperature: temperature of both softmaxes.
         learning_rate: peak learning rate; it falls to zero along a cosine.
+        candidates_from: what both rankings are compared over: the corpora's "documents", or other "queries" of the fit,
+            which need no corpus.
+        cosine: weight of 1 - cosine between the table's and the teacher's vector of a query, beside the KL divergence.
         contrastive: weight of InfoNCE for the queries with labels.
-        bigrams: maximum number of rows for the most frequent pairs of terms in the queries, beside the terms' rows.
+        bigrams: maximum number of rows for pairs of adjacent terms, beside the terms' rows; those pairs for which the
+            terms' rows alone err most.
         seed: seed of batches and candidates.
     """
 
@@ -32,6 +37,8 @@ class FitConfig:
     candidates: int = 4096
     temperature: float = 0.05
     learning_rate: float = 5e-3
+    candidates_from: Literal["documents", "queries"] = "documents"
+    cosine: float = 0.0
     contrastive: float = 0.5
     bigrams: int = 0
     seed: int = 0
@@ -40,8 +47,10 @@ class FitConfig:
         for name in ("ridge", "temperature", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; expected above 0")
-        for name in ("ridge_iterations", "steps", "candidates", "contrastive", "bigrams", "seed"):
+        for name in ("ridge_iterations", "steps", "candidates", "cosine", "contrastive", "bigrams", "seed"):
             if getattr(self, name) < 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; expected 0 or more")
+        if self.candidates_from not in ("documents", "queries"):
+            raise InvalidInput(f'candidates_from is {self.candidates_from!r}; expected "documents" or "queries"')
         if self.batch_size < 1:
             raise InvalidInput(f"batch_size is {self.batch_size}; expected 1 or more")

@@ -14,7 +14,7 @@ import torch
 from lightir.errors import InvalidInput
 from lightir.models.devices import fast_dtype
 from lightir.progress import followed
-from lightir.query.bigrams import Bigrams
+from lightir.query.bigrams import Bigrams, adjacent_terms
 from lightir.train.distill.fit_config import FitConfig
 from lightir.vectors import Floats, Ragged
 
@@ -83,7 +83,9 @@ def kl_table(
     *,
     positives: Ragged | None = None,
 ) -> Floats:
-    """Train the table by `config.steps` steps of KL(teacher || table) over the documents, plus InfoNCE with labels.
+    """Train the table by `config.steps` steps of KL(teacher || table) over the documents.
+
+    `config.cosine` adds the distance to the teacher's vector, and labels add InfoNCE.
 
     Adam is row-wise: only the rows of a batch's terms change. The same input and seed give the same bytes.
 
@@ -114,10 +116,11 @@ def kl_table(
         relevant = [positives.row(int(i)).astype(np.int64) for i in chosen] if positives is not None else []
         ordinals = _draw_candidates(generator, len(documents), config.candidates, relevant)
         candidates = matrix if ordinals is None else matrix[torch.from_numpy(ordinals)]
-        logs = _logits(_unit_means(table, queries, chosen), candidates, config).log_softmax(-1)
+        means, wanted = _unit_means(table, queries, chosen), teacher[torch.from_numpy(chosen)]
+        logs = _logits(means, candidates, config).log_softmax(-1)
         with torch.no_grad():
-            target = _logits(teacher[torch.from_numpy(chosen)], candidates, config).softmax(-1)
-        loss = -(target * logs).sum(-1).mean()
+            target = _logits(wanted, candidates, config).softmax(-1)
+        loss = -(target * logs).sum(-1).mean() + config.cosine * (1 - (means * wanted).sum(-1)).mean()
         if config.contrastive > 0 and any(len(row) for row in relevant):
             loss = loss + config.contrastive * _contrastive(logs, relevant, ordinals)
         optimizer.zero_grad()
@@ -147,16 +150,75 @@ def fit_table(
     return kl_table(table, queries, targets, documents, config, positives=positives) if config.steps else table
 
 
+def bigrams_by_error(
+    table: Floats, queries: Ragged, targets: Floats, n: int, *, ridge: float, min_count: int = 3
+) -> Bigrams:
+    """Select the n pairs of adjacent terms whose own rows would reduce the error of a table most.
+
+    Let e be a query's error: the teacher's vector minus the unit mean of the table's rows. A row for the pair p that is
+    added to every query with p, with weight 1 / sqrt(length), reduces the squared error at most by
+    |sum of e / sqrt(length)|^2 / (sum of 1 / length + ridge), over the occurrences of p. Ties go to the smaller pair.
+
+    Args:
+        table: (V, dim) float32 rows of terms.
+        queries: terms of n queries, none empty.
+        targets: (n, dim) float32, the teacher's vectors, L2-normalized.
+        n: maximum number of pairs.
+        ridge: weight of the row's own length; it holds back rare pairs.
+        min_count: minimum number of occurrences of a pair.
+    """
+    keys, counts, pair, text = _pairs(queries)
+    common = np.flatnonzero(counts >= min_count)
+    if not len(common):
+        return Bigrams(np.zeros((0, 2), dtype=np.uint32))
+    number = np.full(len(keys), -1, dtype=np.int64)
+    number[common] = np.arange(len(common))
+    occurs = number[pair] >= 0
+    rows, texts = number[pair[occurs]], text[occurs]
+    weights = (1 / np.sqrt(queries.lengths)).astype(np.float32)
+    shares, _ = _share_matrices(queries, len(table))
+    means = torch.nn.functional.normalize(shares @ torch.from_numpy(table), dim=-1)
+    errors = (torch.from_numpy(np.asarray(targets, dtype=np.float32)) - means) * torch.from_numpy(weights)[:, None]
+    mass = np.bincount(rows, weights=weights[texts] ** 2, minlength=len(common)) + ridge
+    order = np.argsort(rows, kind="stable")
+    starts = np.searchsorted(rows[order], np.arange(len(common) + 1))
+    gains = np.zeros(len(common), dtype=np.float32)
+    for first in range(0, len(common), 16_384):
+        last = min(first + 16_384, len(common))
+        inside = torch.from_numpy(texts[order[starts[first] : starts[last]]])
+        offsets = torch.from_numpy(starts[first:last] - starts[first])
+        sums = torch.nn.functional.embedding_bag(inside, errors, offsets, mode="sum")
+        gains[first:last] = (sums * sums).sum(1).numpy() / mass[first:last]
+    best = np.sort(keys[common[np.argsort(-gains, kind="stable")[:n]]])
+    return Bigrams(np.stack([best >> np.uint64(32), best & np.uint64(2**32 - 1)], axis=1).astype(np.uint32))
+
+
+def _pairs(
+    queries: Ragged,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the distinct pairs, ascending, and their counts; for each occurrence its pair's position and its text."""
+    first, second, positions = adjacent_terms(queries)
+    keys = (first.astype(np.uint64) << np.uint64(32)) | second.astype(np.uint64)
+    distinct, pair, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    text = np.repeat(np.arange(len(queries), dtype=np.int64), queries.lengths)[positions]
+    return distinct, counts, pair, text
+
+
 def with_bigrams(queries: Ragged, bigrams: Bigrams, *, vocab_size: int) -> Ragged:
     """Append each query's known pairs to its terms, as vocab_size + their row, for a table of both."""
     pairs, _ = bigrams.find(queries)
-    rows = [[*queries.row(i).tolist(), *(pairs.row(i) + np.uint32(vocab_size)).tolist()] for i in range(len(queries))]
-    return Ragged.from_lists(rows)
+    numbers = np.arange(len(queries), dtype=np.int64)
+    text = np.concatenate([np.repeat(numbers, queries.lengths), np.repeat(numbers, pairs.lengths)])
+    rows = np.concatenate([queries.term_ids, pairs.term_ids + np.uint32(vocab_size)])
+    return Ragged(rows[np.argsort(text, kind="stable")], queries.indptr + pairs.indptr)
 
 
 def select_rows(rows: Ragged, positions: npt.NDArray[np.int64]) -> Ragged:
     """Return the rows at the positions, in that order."""
-    return Ragged.from_lists([rows.row(int(position)).tolist() for position in positions])
+    lengths = rows.lengths[positions]
+    indptr = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    shifts = np.repeat(rows.indptr[positions] - indptr[:-1], lengths)
+    return Ragged(rows.term_ids[np.arange(len(shifts)) + shifts], indptr)
 
 
 def _require_rows(queries: Ragged, targets: Floats, n_rows: int) -> None:
@@ -224,7 +286,7 @@ def _conjugate_gradient(
 
 def _unit_means(table: torch.nn.EmbeddingBag, queries: Ragged, chosen: npt.NDArray[np.int64]) -> torch.Tensor:
     """Return (n, H) means of the chosen queries' rows, L2-normalized."""
-    bags = Ragged.from_lists([queries.row(int(i)).tolist() for i in chosen])
+    bags = select_rows(queries, chosen)
     means = table(torch.from_numpy(bags.term_ids.astype(np.int64)), torch.from_numpy(bags.indptr[:-1]))
     return torch.nn.functional.normalize(means, dim=-1)
 
