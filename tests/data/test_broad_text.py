@@ -72,8 +72,8 @@ def test_a_reader_finds_the_passages_of_a_file(script: dict[str, Any], name: str
     text, expected = CASES[name]
     path = tmp_path / "file.gz"
     path.write_bytes(gzip.compress(text.encode()))
-    found = [passage for passage in script[name](path) if passage[1]]
-    assert found == expected
+    read = [passage for passage in script[name](path) if passage[1]]
+    assert read == expected
 
 
 def test_draws_are_whole_phrases_sentences_and_spans_of_the_text(script: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ class FitConfig:
         candidates: documents scored per step, drawn anew in each step; 0 scores the whole corpus.
         temperature: temperature of both softmaxes.
         learning_rate: peak learning rate; it falls to zero along a cosine.
-        candidates_from: what both rankings are compared over: the corpora's "documents", or other "queries" of the fit,
+        candidates_from: source of the texts that both rank: the corpora's "documents", or other "queries" of the fit,
             which need no corpus.
         cosine: weight of 1 - cosine between the table's and the teacher's vector of a query, beside the KL divergence.
         contrastive: weight of InfoNCE for the queries with labels.
