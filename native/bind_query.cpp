@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "near_terms.hpp"
+#include "pair_index.hpp"
 #include "passages.hpp"
 #include "python_arrays.hpp"
 #include "python_record.hpp"
@@ -227,19 +228,70 @@ void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle token_ids, n
     mean_rows(rows.matrix, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
 }
 
-// Encodes texts to query vectors: normalized means of table rows and counts of terms. Without a table there are no dense
+// The borrowed arrays of dense queries.
+class DenseArrays {
+public:
+    // pairs: (pairs (n, 2) uint32, rows, scales) or None. gate: (keys, values) or None.
+    DenseArrays(nb::handle table, nb::handle scales, nb::handle pairs, nb::handle gate) : table_(table, scales, "table", true) {
+        what.terms = table_.matrix;
+        if (!pairs.is_none()) borrow_pairs(nb::cast<nb::tuple>(pairs));
+        if (!gate.is_none()) borrow_gate(nb::cast<nb::tuple>(gate));
+    }
+    DenseArrays(const DenseArrays&) = delete;
+    DenseArrays& operator=(const DenseArrays&) = delete;
+    QueryRows what;
+
+    void check_dim(size_t dim) const {
+        table_.check_dim(dim);
+        if (pair_rows_ != nullptr) pair_rows_->check_dim(dim);
+    }
+
+private:
+    void borrow_pairs(const nb::tuple& arrays) {
+        pairs_ = std::make_unique<Array>(arrays[0], "pairs", 2);
+        pair_rows_ = std::make_unique<Rows>(arrays[1], arrays[2], "rows of pairs", true);
+        same_length("columns of pairs and terms", pairs_->size(1), 2);
+        same_length("pairs and their rows", pairs_->size(), pair_rows_->matrix.n_rows);
+        index_ = std::make_unique<PairIndex>(pairs_->span<uint32_t>());
+        found_ = {index_.get(), pair_rows_->matrix};
+        what.pairs = &found_;
+    }
+
+    void borrow_gate(const nb::tuple& arrays) {
+        keys_ = std::make_unique<Rows>(arrays[0], nb::none(), "keys");
+        values_ = std::make_unique<Rows>(arrays[1], nb::none(), "values");
+        const size_t n_rows = what.terms.n_rows + (index_ == nullptr ? 0 : index_->size());
+        same_length("rows and keys", n_rows, keys_->matrix.n_rows);
+        same_length("rows and values", n_rows, values_->matrix.n_rows);
+        same_length("columns of keys and values", keys_->matrix.width, values_->matrix.width);
+        if (n_rows > 0xffffffffu) throw InvalidInput("more than 4,294,967,295 rows");
+        gate_ = {keys_->matrix, values_->matrix};
+        what.gate = &gate_;
+    }
+
+    Rows table_;
+    std::unique_ptr<Array> pairs_;
+    std::unique_ptr<Rows> pair_rows_, keys_, values_;
+    std::unique_ptr<PairIndex> index_;
+    PairRows found_;
+    Gate gate_;
+};
+
+// Encodes texts to query vectors: normalized sums of table rows, and counts of terms. Without a table there are no dense
 // vectors, without a vocabulary no sparse ones. Keeps its arrays alive.
 class QueryEncoder {
 public:
-    // records: the classes Ragged, SparseVectors and QueryVectors.
-    QueryEncoder(nb::object tokenizer, const TextPolicy& policy, nb::object table, nb::object scales, size_t dim,
-                 nb::object vocab_size, bool binary, nb::object factors, const nb::tuple& records)
-        : tokenizer_(std::move(tokenizer)), policy_(policy), table_(std::move(table)), scales_(std::move(scales)),
-          dim_(dim), vocab_size_(std::move(vocab_size)), factors_(std::move(factors)), ragged_(records[0]),
+    // dense: (table, scales, pairs, gate) as DenseArrays has them, or None. records: the classes Ragged, SparseVectors and
+    // QueryVectors.
+    QueryEncoder(nb::object tokenizer, const TextPolicy& policy, nb::object dense, size_t dim, nb::object vocab_size,
+                 bool binary, nb::object factors, const nb::tuple& records)
+        : tokenizer_(std::move(tokenizer)), policy_(policy), dense_(std::move(dense)), dim_(dim),
+          vocab_size_(std::move(vocab_size)), factors_(std::move(factors)), ragged_(records[0]),
           sparse_vectors_(records[1]), query_vectors_(records[2]) {
         if (!tokenizer_.is_none()) native_ = &nb::cast<const Tokenizer&>(tokenizer_);
-        if (!table_.is_none()) {
-            rows_ = std::make_unique<Rows>(table_, scales_, "table", true);
+        if (!dense_.is_none()) {
+            const nb::tuple arrays = nb::cast<nb::tuple>(dense_);
+            rows_ = std::make_unique<DenseArrays>(arrays[0], arrays[1], arrays[2], arrays[3]);
             rows_->check_dim(dim_);
         }
         if (vocab_size_.is_none()) return;
@@ -256,17 +308,13 @@ public:
         TokenLists lists = read_texts(native_, borrowed, policy_, n_threads, fallback);
         const Span<uint32_t> ids{lists.ids.data(), lists.ids.size()};
         const Span<int64_t> indptr{lists.indptr.data(), lists.indptr.size()};
-        if (rows_ != nullptr) fetch_rows(rows_->matrix, ids, dim_);
+        if (rows_ != nullptr) fetch_rows(rows_->what.terms, ids, dim_);
         nb::object dense = rows_ == nullptr ? nb::none() : rows_for(borrowed.views.size(), std::move(out));
         SparseQueries counts;
         {
             const ReleasedForMany released(borrowed);
             if (!vocab_size_.is_none()) counts = count_terms(ids, indptr, weighting_);
-            if (rows_ != nullptr) {
-                check_ids(ids, rows_->matrix.n_rows);
-                mean_rows(rows_->matrix, ids, indptr, dim_, true, n_threads,
-                          static_cast<float*>(array_data(dense)));
-            }
+            if (rows_ != nullptr) encode_ids(ids, indptr, n_threads, static_cast<float*>(array_data(dense)));
         }
         const nb::object term_ids = ragged_(to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)));
         if (vocab_size_.is_none()) return query_vectors_(term_ids, dense, nb::none());
@@ -287,13 +335,30 @@ public:
         TextVectors out{borrowed.views.size(), dim_, {}, {}};
         if (!vocab_size_.is_none()) out.sparse = count_terms(ids, indptr, weighting_);
         if (rows_ == nullptr) return out;
-        check_ids(ids, rows_->matrix.n_rows);
         out.dense.resize(out.n_texts * dim_);
-        mean_rows(rows_->matrix, ids, indptr, dim_, true, n_threads, out.dense.data());
+        encode_ids(ids, indptr, n_threads, out.dense.data());
         return out;
     }
 
+    // Writes the dense vectors of queries of given terms.
+    void encode_terms(nb::handle term_ids, nb::handle indptr, size_t n_threads, Vectors out) const {
+        const Array ids(term_ids, "term_ids", 1), pointers(indptr, "indptr", 1);
+        const Span<int64_t> offsets = pointers.span<int64_t>();
+        check_indptr(offsets, ids.size(), "indptr");
+        if (rows_ == nullptr) throw InvalidInput("the query encoder makes no dense vectors");
+        same_length("indptr and out + 1", offsets.size, out.shape(0) + 1);
+        same_length("columns of out and of the encoder", out.shape(1), dim_);
+        const Span<uint32_t> terms = ids.span<uint32_t>();
+        nb::gil_scoped_release released;
+        encode_ids(terms, offsets, n_threads, out.data());
+    }
+
 private:
+    void encode_ids(Span<uint32_t> ids, Span<int64_t> indptr, size_t n_threads, float* out) const {
+        check_ids(ids, rows_->what.terms.n_rows);
+        encode_queries(rows_->what, ids, indptr, dim_, n_threads, out);
+    }
+
     // Replaces the ids of texts with only the unknown term by those of the empty text.
     void empty_unknown(TokenLists& lists, uint32_t unknown, const nb::callable& by_library) const {
         const auto is_unknown = [&](size_t text) {
@@ -329,10 +394,10 @@ private:
     nb::object tokenizer_;
     const Tokenizer* native_ = nullptr;
     TextPolicy policy_;
-    nb::object table_, scales_;
+    nb::object dense_;
     size_t dim_;
     nb::object vocab_size_, factors_;
-    std::unique_ptr<Rows> rows_;
+    std::unique_ptr<DenseArrays> rows_;
     std::unique_ptr<Array> kept_factors_;
     TermWeighting weighting_;
     Record ragged_, sparse_vectors_, query_vectors_;
@@ -356,11 +421,11 @@ void bind_query(nb::module_& m) {
         .def("__init__", &bind_word_piece_tokenizer)
         .def("tokenize", &bind_tokenize);
     nb::class_<QueryEncoder>(m, "QueryEncoder")
-        .def(nb::init<nb::object, const TextPolicy&, nb::object, nb::object, size_t, nb::object, bool, nb::object,
-                      const nb::tuple&>(),
-             nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(),
-             nb::arg().none(), nb::arg())
-        .def("encode", &QueryEncoder::encode, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+        .def(nb::init<nb::object, const TextPolicy&, nb::object, size_t, nb::object, bool, nb::object, const nb::tuple&>(),
+             nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(),
+             nb::arg())
+        .def("encode", &QueryEncoder::encode, nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+        .def("encode_terms", &QueryEncoder::encode_terms, nb::arg(), nb::arg(), nb::arg(), nb::arg().noconvert());
     nb::class_<PassageFinder>(m, "PassageFinder")
         .def(nb::init<bool>())
         .def("learn_block", &bind_learn_block)

@@ -316,9 +316,12 @@ void add_to_f32(float* scores, const uint16_t* offsets, const W* weights, size_t
 }
 #undef LIGHTIR_FETCH_AHEAD
 
-template <Element E>
-inline float row_factor(const RowSum& what, uint32_t id) {
-    if constexpr (E == Element::int8) return what.scales[id];
+enum class Factors { none, scales, given };  // what the rows of a sum are multiplied with
+
+template <Factors F>
+inline float row_factor(const RowSum& what, size_t t) {
+    if constexpr (F == Factors::given) return what.factors[t];
+    if constexpr (F == Factors::scales) return what.scales[what.ids[t]];
     return 1.0f;
 }
 
@@ -349,17 +352,19 @@ struct Fetch {
 
 // Sums columns first .. first + parts * width in registers over the query's rows and prefetches the next columns, since
 // rows are scattered over a table that exceeds the caches.
-template <typename V, Element E, bool weighted, size_t parts>
+template <typename V, Element E, Factors F, size_t parts>
 inline void sum_strip(const RowSum& what, size_t first, float* out) {
     constexpr size_t bytes = parts * V::width * element_bytes(E);
     const Fetch fetch(what, first * element_bytes(E), what.dim * element_bytes(E), bytes);
     typename V::Floats sums[parts];
-    for (size_t p = 0; p < parts; ++p) sums[p] = V::zero();
+    for (size_t p = 0; p < parts; ++p) {
+        sums[p] = what.start == nullptr ? V::zero() : V::load_float(what.start + first + p * V::width);
+    }
     for (size_t t = 0; t < what.n_ids; ++t) {
         const uint8_t* row = what.table + static_cast<size_t>(what.ids[t]) * what.row_bytes;
         LIGHTIR_FETCH_ROW(what, fetch, t, bytes)
-        if constexpr (weighted) {
-            const typename V::Floats factor = V::set(row_factor<E>(what, what.ids[t]));
+        if constexpr (F != Factors::none) {
+            const typename V::Floats factor = V::set(row_factor<F>(what, t));
             for (size_t p = 0; p < parts; ++p) {
                 sums[p] = V::add(sums[p], V::mul(factor, load<V, E>(row, first + p * V::width)));
             }
@@ -374,17 +379,17 @@ inline void sum_strip(const RowSum& what, size_t first, float* out) {
 }
 #undef LIGHTIR_FETCH_ROW
 
-template <typename V, Element E, bool weighted>
+template <typename V, Element E, Factors F>
 void sum_columns(const RowSum& what, float* out) {
     size_t j = 0;
-    for (; j + 12 * V::width <= what.dim; j += 12 * V::width) sum_strip<V, E, weighted, 12>(what, j, out);
-    for (; j + 4 * V::width <= what.dim; j += 4 * V::width) sum_strip<V, E, weighted, 4>(what, j, out);
-    for (; j + V::width <= what.dim; j += V::width) sum_strip<V, E, weighted, 1>(what, j, out);
+    for (; j + 12 * V::width <= what.dim; j += 12 * V::width) sum_strip<V, E, F, 12>(what, j, out);
+    for (; j + 4 * V::width <= what.dim; j += 4 * V::width) sum_strip<V, E, F, 4>(what, j, out);
+    for (; j + V::width <= what.dim; j += V::width) sum_strip<V, E, F, 1>(what, j, out);
     for (; j < what.dim; ++j) {
-        float sum = 0.0f;
+        float sum = what.start == nullptr ? 0.0f : what.start[j];
         for (size_t t = 0; t < what.n_ids; ++t) {
             const uint8_t* row = what.table + static_cast<size_t>(what.ids[t]) * what.row_bytes;
-            sum += row_factor<E>(what, what.ids[t]) * load_one<E>(row, j);
+            sum += row_factor<F>(what, t) * load_one<E>(row, j);
         }
         out[j] = sum;
     }
@@ -392,7 +397,11 @@ void sum_columns(const RowSum& what, float* out) {
 
 template <typename V, Element E>
 void sum_rows(const RowSum& what, float* out) {
-    sum_columns<V, E, E == Element::int8>(what, out);
+    if (what.factors != nullptr) {
+        sum_columns<V, E, Factors::given>(what, out);
+    } else {
+        sum_columns<V, E, E == Element::int8 ? Factors::scales : Factors::none>(what, out);
+    }
 }
 
 template <typename V>

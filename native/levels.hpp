@@ -53,6 +53,8 @@ struct RowSum {
     const uint32_t* next_ids;  // the rows of the next query, to prefetch
     size_t n_next_ids;
     size_t dim;
+    const float* factors = nullptr;  // (n_ids,) factors to use instead of the scales, or null
+    const float* start = nullptr;    // (dim,) values to add the rows to, or null for zeros
 };
 
 // Accumulators first .. end of a block.
@@ -78,7 +80,7 @@ struct Level {
     // 64 roundings, plus |scale| * slack + length * error.
     size_t (*coarse_above)(const CoarseRows& rows, size_t n_rows, const CoarseQuery& query, float threshold,
                            uint32_t* positions);
-    // out[j] = sum over ids of weight * scale * row[j], in the order of the ids; indexed by Element.
+    // out[j] = start[j] + sum over ids of factor * row[j], in the order of the ids; indexed by Element.
     void (*sum_rows[4])(const RowSum& what, float* out);
     // Sum of squares, with the same lanes and tree as a dot product.
     float (*sum_of_squares)(const float* values, size_t n);

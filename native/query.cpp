@@ -46,7 +46,103 @@ Span<uint32_t> in_order(const uint32_t* begin, const uint32_t* end, std::vector<
     return {kept.data(), kept.size()};
 }
 
+// The rows of a chunk of queries that have pairs or a gate.
+class WeightedSums {
+public:
+    WeightedSums(const QueryRows& rows, Span<uint32_t> term_ids, Span<int64_t> indptr, size_t first, size_t last, size_t dim)
+        : rows_(rows), term_ids_(term_ids), indptr_(indptr), first_(first), dim_(dim) {
+        pair_ends_.reserve(last - first + 1);
+        pair_ends_.push_back(0);
+        for (size_t q = first; q < last; ++q) {
+            if (rows.pairs != nullptr) rows.pairs->index->find(terms(q), pairs_);
+            pair_ends_.push_back(pairs_.size());
+        }
+        if (rows.pairs != nullptr && first < last) fetch_rows(rows.pairs->rows, pairs(first), dim);
+        if (rows.gate != nullptr) context_.resize(rows.gate->keys.width);
+    }
+
+    // Writes the sum of a query's rows.
+    void add_up(size_t q, float* out) {
+        if (rows_.gate != nullptr) weigh(q);
+        const bool gated = rows_.gate != nullptr;
+        sum(rows_.terms, terms(q), terms(q + 1), gated ? factors_.data() : nullptr, nullptr, out);
+        if (pairs(q).size == 0) return;
+        sum(rows_.pairs->rows, pairs(q), pairs(q + 1), gated ? factors_.data() + terms(q).size : nullptr, out, out);
+    }
+
+private:
+    // The terms of a query; none after the last query.
+    Span<uint32_t> terms(size_t q) const {
+        if (q + 1 >= indptr_.size) return {};
+        const size_t begin = static_cast<size_t>(indptr_[q]);
+        return {term_ids_.data + begin, static_cast<size_t>(indptr_[q + 1]) - begin};
+    }
+
+    // The rows of a query's pairs; none after the last query of the chunk.
+    Span<uint32_t> pairs(size_t q) const {
+        const size_t at = q - first_;
+        if (at + 1 >= pair_ends_.size()) return {};
+        return {pairs_.data() + pair_ends_[at], pair_ends_[at + 1] - pair_ends_[at]};
+    }
+
+    void sum(const Matrix& matrix, Span<uint32_t> ids, Span<uint32_t> next, const float* factors, const float* start,
+             float* out) const {
+        const RowSum what{static_cast<const uint8_t*>(matrix.data), matrix.row_bytes(), matrix.scales, ids.data, ids.size,
+                          next.data, next.size, dim_, factors, start};
+        level().sum_rows[static_cast<size_t>(matrix.element)](what, out);
+    }
+
+    // Sets the factors of a query's rows: weights times scales.
+    void weigh(size_t q) {
+        const Gate& gate = *rows_.gate;
+        const size_t n_terms = terms(q).size, n_rows = n_terms + pairs(q).size, width = gate.keys.width;
+        ids_.assign(terms(q).begin(), terms(q).end());
+        for (const uint32_t row : pairs(q)) ids_.push_back(static_cast<uint32_t>(rows_.terms.n_rows + row));
+        for (const uint32_t id : ids_) __builtin_prefetch(gate.keys.row(id));
+        const RowSum what{static_cast<const uint8_t*>(gate.values.data), gate.values.row_bytes(), nullptr, ids_.data(), n_rows,
+                          nullptr, 0, width};
+        level().sum_rows[static_cast<size_t>(gate.values.element)](what, context_.data());
+        level().scale(context_.data(), width, n_rows > 0 ? 1.0f / static_cast<float>(n_rows) : 0.0f, context_.data(), false);
+        factors_.resize(n_rows);
+        for (size_t i = 0; i < n_rows; ++i) {
+            float score;
+            level().dot_rows[static_cast<size_t>(gate.keys.element)](gate.keys.row(ids_[i]), 1, 0, context_.data(), width,
+                                                                     &score);
+            factors_[i] = static_cast<float>(std::exp(static_cast<double>(std::min(std::max(score, -6.0f), 6.0f))));
+            const Matrix& matrix = i < n_terms ? rows_.terms : rows_.pairs->rows;
+            if (matrix.scales != nullptr) factors_[i] *= matrix.scales[i < n_terms ? ids_[i] : pairs(q)[i - n_terms]];
+        }
+    }
+
+    const QueryRows& rows_;
+    Span<uint32_t> term_ids_;
+    Span<int64_t> indptr_;
+    size_t first_, dim_;
+    std::vector<uint32_t> pairs_, ids_;
+    std::vector<size_t> pair_ends_;
+    std::vector<float> factors_, context_;
+};
+
 }  // namespace
+
+void encode_queries(const QueryRows& rows, Span<uint32_t> term_ids, Span<int64_t> indptr, size_t dim, size_t n_threads,
+                    float* out) {
+    if (rows.pairs == nullptr && rows.gate == nullptr) {
+        mean_rows(rows.terms, term_ids, indptr, dim, true, n_threads, out);
+        return;
+    }
+    const size_t n_queries = indptr.size - 1, n_chunks = (n_queries + queries_chunk - 1) / queries_chunk;
+    parallel_for(n_chunks, n_threads, [&](size_t chunk) {
+        const size_t first = chunk * queries_chunk, last = std::min(n_queries, first + queries_chunk);
+        WeightedSums sums(rows, term_ids, indptr, first, last, dim);
+        for (size_t q = first; q < last; ++q) {
+            float* row = out + q * dim;
+            sums.add_up(q, row);
+            const float length = std::sqrt(level().sum_of_squares(row, dim));
+            level().scale(row, dim, length > 0.0f ? 1.0f / length : 0.0f, row, false);
+        }
+    });
+}
 
 void mean_rows(const Matrix& table, Span<uint32_t> token_ids, Span<int64_t> indptr, size_t dim, bool normalize,
                size_t n_threads, float* out) {

@@ -59,6 +59,7 @@ class QueryPolicy:
             model's input "embeddings" (the paper's ablation).
         expansion_terms: number of strongest terms that the expansion of a single term keeps, for weighting "expansion".
         bigrams: hash of the pairs of terms that have table rows of their own; "" for none. `lightir distill` sets it.
+        gate: hash of the vectors from which a query's table rows get their weights; "" if all weigh the same.
         tokenizer: hash of the queries' tokenizer if it differs from the documents' model; "" if it is the same.
             `lightir distill --tokenizer` sets it.
         top_k: number of strongest terms that a query keeps if it goes through the sparse head (in addition to its own
@@ -79,6 +80,7 @@ class QueryPolicy:
     expansion_terms: int = field(default=48, metadata=LATER)
     top_k: int = field(default=0, metadata=LATER)
     bigrams: str = field(default="", metadata=LATER)
+    gate: str = field(default="", metadata=LATER)
     tokenizer: str = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:

@@ -114,7 +114,11 @@ def test_query_encoders_give_the_vectors_that_they_gave(release: str, tmp_path: 
         vectors = encoder.encode(list(content["queries"].values()))
         assert vectors.sparse is not None
         for i, row in enumerate(rows):
-            assert (None if vectors.dense is None else vectors.dense[i].tolist()) == row["dense"]
+            dense = None if vectors.dense is None else vectors.dense[i].tolist()
+            if encoder.bigrams is None:
+                assert dense == row["dense"]
+            else:  # rows of terms and pairs are added in another order than before the kernel did it: the last bits differ
+                np.testing.assert_allclose(dense, row["dense"], rtol=0, atol=2e-7)
             term_ids, weights = vectors.sparse.row(i)
             assert dict(zip(map(str, term_ids.tolist()), weights.tolist(), strict=True)) == row["sparse"]
 

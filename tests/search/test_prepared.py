@@ -228,7 +228,7 @@ def test_rows_of_bigrams_are_in_a_single_query_s_vector(index: Index) -> None:
         tables={"": CachedTable(word_table())},
         bigrams=CachedBigrams(the_cat, CachedTable(np.full((1, 4), 5, np.float16))),
     )
-    assert own.text_encoder() is None
+    assert own.text_encoder() is not None
     searcher = Searcher(index, own)
     alone, together = (
         searcher.search(["the cat"], options=SearchOptions(mode="dense")),

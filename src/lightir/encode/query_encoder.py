@@ -7,12 +7,13 @@
     table-001.safetensors ...  other tables
     sparse.safetensors   term_weights (V,) float32, if the query policy's term_weights is "idf"
     bigrams.safetensors  if the policy names bigrams: pairs (n, 2) uint32, ascending, and their rows like a table's
+    gate.safetensors     if the policy names a gate: keys and values (V + n, G), float16 or float32, of terms, then pairs
     expansions.safetensors   term_ids (V, width) uint32 and weights (V, width), if its weighting is "expansion"
     config.json          lets model2vec read the default table
 
 A table file holds `embeddings` (V, dim), float16, float32 or int8; with int8 also `weights` (V,) float32, the scales of
 the rows. These are model2vec's names, so model2vec and sentence-transformers' StaticEmbedding read the folder too. They
-ignore the query policy and, as config.json says, bigrams.
+ignore the query policy and, as config.json says, bigrams and the gate.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from safetensors.numpy import save_file
 from lightir.contract import Contract
 from lightir.errors import InvalidInput, WriteFailed, storage_errors
 from lightir.files import atomic_folder, write_json
-from lightir.query import CachedExpansions
+from lightir.query import CachedExpansions, CachedGate
 from lightir.query.bigrams import Bigrams
 from lightir.query.encoder_files import (
     BIGRAMS_FILE,
     DEFAULT_TABLE_FILE,
     EXPANSIONS_FILE,
+    GATE_FILE,
     PAIRS_KEY,
     SCALES_KEY,
     TABLES_FILE,
@@ -87,12 +89,15 @@ class QueryEncoderArrays:
         term_weights: (V,) float32 IDF weights; required if the policy's term_weights is "idf", else None.
         expansions: strongest terms of each term; required if the policy's weighting is "expansion", else None.
         bigrams: bigrams and their rows; required if the policy names their hash, else None.
+        gate: gate over the rows of the one table and of the bigrams, stored in the dtype that it has; required if the
+            policy names its hash, else None.
     """
 
     tables: Sequence[QueryTable] = ()
     term_weights: Floats | None = None
     expansions: CachedExpansions | None = None
     bigrams: BigramTable | None = None
+    gate: CachedGate | None = None
 
 
 def write_query_encoder(
@@ -149,8 +154,17 @@ def write_query_encoder(
         if bigrams is not None:
             pairs = np.ascontiguousarray(bigrams.bigrams.pairs)
             save_file({PAIRS_KEY: pairs, **stored_rows(bigrams.rows, dtype=dtype)}, str(aside / BIGRAMS_FILE))
-        left_out = {} if bigrams is None else {"left_out": f"{BIGRAMS_FILE}: {len(bigrams.bigrams)} rows of bigrams"}
-        write_json(aside / "config.json", {"model_type": "model2vec", "normalize": True, **left_out})
+        if (gate := arrays.gate) is not None:
+            stored = {"keys": np.ascontiguousarray(gate.keys), "values": np.ascontiguousarray(gate.values)}
+            save_file(stored, str(aside / GATE_FILE))
+        write_json(aside / "config.json", {"model_type": "model2vec", "normalize": True, **_left_out(arrays)})
+
+
+def _left_out(arrays: QueryEncoderArrays) -> dict[str, str]:
+    """Return what readers of config.json leave out, if anything."""
+    parts = [] if arrays.bigrams is None else [f"{BIGRAMS_FILE}: {len(arrays.bigrams.bigrams)} rows of bigrams"]
+    parts += [] if arrays.gate is None else [f"{GATE_FILE}: weights of {len(arrays.gate)} rows"]
+    return {"left_out": "; ".join(parts)} if parts else {}
 
 
 def _require_agreement(contract: Contract, tokenizer: TextTokenizer, arrays: QueryEncoderArrays) -> None:
@@ -169,6 +183,24 @@ def _require_agreement(contract: Contract, tokenizer: TextTokenizer, arrays: Que
     if query.bigrams != ("" if bigrams is None else bigrams.bigrams.hash):
         given = "none were" if bigrams is None else f"those of {bigrams.bigrams.hash!r} were"
         raise InvalidInput(f"the query policy has bigrams={query.bigrams!r}, but {given} given")
+    _require_gate(contract, arrays)
+
+
+def _require_gate(contract: Contract, arrays: QueryEncoderArrays) -> None:
+    """Refuse a gate that the query policy does not name or that does not fit the rows, and a missing one."""
+    gate, named = arrays.gate, contract.query.gate
+    if named != ("" if gate is None else gate.hash):
+        given = "none was" if gate is None else f"that of {gate.hash!r} was"
+        raise InvalidInput(f"the query policy has gate={named!r}, but {given} given")
+    if gate is None:
+        return
+    n_rows = [len(table.rows) for table in arrays.tables]
+    n_bigrams = 0 if arrays.bigrams is None else len(arrays.bigrams.rows)
+    if len(n_rows) != 1 or len(gate) != n_rows[0] + n_bigrams:
+        raise InvalidInput(
+            f"the gate has {len(gate)} rows, but there are tables of {n_rows} rows and {n_bigrams} rows of bigrams; "
+            "a gate has a row for each row of one table and of its bigrams"
+        )
 
 
 def _require_alike(tables: Sequence[QueryTable]) -> None:

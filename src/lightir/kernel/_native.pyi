@@ -139,8 +139,8 @@ class QueryEncoder:
         self,
         tokenizer: Tokenizer | None,
         policy: TextPolicy,
-        table: _Array | None,
-        scales: _Array | None,
+        dense: tuple[_Array, _Array | None, tuple[_Array, _Array, _Array | None] | None, tuple[_Array, _Array] | None]
+        | None,
         dim: int,
         vocab_size: int | None,
         binary: bool,
@@ -151,6 +151,9 @@ class QueryEncoder:
     def encode(
         self, texts: Sequence[object], n_threads: int, fallback: ByLibrary, out: npt.NDArray[np.float32] | None, /
     ) -> QueryVectors: ...
+    def encode_terms(
+        self, term_ids: _Array, indptr: _Array, n_threads: int, out: npt.NDArray[np.float32], /
+    ) -> None: ...
 
 class TextPolicy:
     def __init__(self, strip: bool, lower_case: bool, leading_blank: bool, max_ids: int, drop: _Array, /) -> None: ...

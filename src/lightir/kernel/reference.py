@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lightir.errors import InvalidInput
 from lightir.kernel import BLOCK_SIZE, DocOrds, Postings, Rows, Scores, Weights
+from lightir.kernel.query import DenseRows
 
 Cell: TypeAlias = tuple[float, float, int]
 """A document's raw score, normalized score and rank in one branch."""
@@ -291,6 +292,39 @@ def mean_rows(
     return out
 
 
+def encode_terms(
+    rows: DenseRows, token_ids: npt.NDArray[np.uint32], indptr: npt.NDArray[np.int64], *, dim: int
+) -> npt.NDArray[np.float32]:
+    """Return the bits of `lightir.kernel.query.TextEncoder.encode_terms`: the same sums, rounded in the same order."""
+    pairs, pair_rows, pair_scales = rows.pairs or ((), (), None)
+    row_of_pair = {(int(first), int(second)): row for row, (first, second) in enumerate(pairs)}
+    out = np.zeros((len(indptr) - 1, dim), dtype=np.float32)
+    for i, total in enumerate(out):
+        terms = token_ids[indptr[i] : indptr[i + 1]].tolist()
+        found = [row_of_pair[pair] for pair in itertools.pairwise(terms) if pair in row_of_pair]
+        chosen = [(rows.table[term], 1 if rows.scales is None else rows.scales[term]) for term in terms]
+        chosen += [(pair_rows[row], 1 if pair_scales is None else pair_scales[row]) for row in found]
+        weights = _gate_weights(rows.gate, [*terms, *(len(rows.table) + row for row in found)])
+        for (row, row_scale), weight in zip(chosen, weights, strict=True):
+            total += weight * np.float32(row_scale) * _floats(row[:dim])
+        length = np.sqrt(_sum_of_squares(total))
+        total *= np.float32(1) / length if length > 0 else np.float32(0)
+    return out
+
+
+def _gate_weights(gate: tuple[Rows, Rows] | None, row_ids: list[int]) -> list[np.float32]:
+    """Return the weights of a query's rows, as `lightir.kernel.query.DenseRows` defines them."""
+    if gate is None or not row_ids:
+        return [np.float32(1)] * len(row_ids)
+    keys, values = gate
+    context = np.zeros(keys.shape[1], dtype=np.float32)
+    for row in row_ids:
+        context += values[row].astype(np.float32)
+    context *= np.float32(1) / np.float32(len(row_ids))
+    scores = [float(_dot(keys[row].astype(np.float32), context)) for row in row_ids]
+    return [np.float32(math.exp(min(max(score, -6.0), 6.0))) for score in scores]
+
+
 def mean_expansions(
     row_ids: npt.NDArray[np.uint32],
     row_weights: npt.NDArray[np.float16] | npt.NDArray[np.float32],
@@ -323,10 +357,14 @@ def _floats(row: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
 
 
 def _sum_of_squares(row: npt.NDArray[np.float32]) -> np.float32:
-    """Return the sum of squares in 32 lanes, each summed in order and then added in a tree."""
+    return _dot(row, row)
+
+
+def _dot(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> np.float32:
+    """Return the inner product in 32 lanes, each summed in order and then added in a tree."""
     lanes = np.zeros(32, dtype=np.float32)
-    for strip in np.pad(row, (0, -len(row) % 32)).reshape(-1, 32):
-        lanes += strip * strip
+    for strip in np.pad(a * b, (0, -len(a) % 32)).reshape(-1, 32):
+        lanes += strip
     while len(lanes) > 1:
         lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
     return np.float32(lanes[0])

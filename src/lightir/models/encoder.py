@@ -222,12 +222,12 @@ class LightRetriever(nn.Module):
         Each distinct token of the batch is encoded once, all in one shared-prompt forward.
 
         Raises:
-            InvalidInput: the query policy has bigrams or its own tokenizer, whose rows only a fitted table has.
+            InvalidInput: the query policy has bigrams, a gate or its own tokenizer, which only a fitted table has.
         """
-        if self.contract.query.bigrams or self.contract.query.tokenizer:
+        if self.contract.query.bigrams or self.contract.query.gate or self.contract.query.tokenizer:
             raise InvalidInput(
-                "this model's query table has rows for bigrams, or another tokenizer than the model: only the table "
-                "encodes its light queries"
+                "this model's query table has rows for bigrams, a gate, or another tokenizer than the model: only the "
+                "table encodes its light queries"
             )
         unique, mixing = token_means(term_ids)
         rows = self.token_vectors(unique, instruction=instruction, pad_to=pad_to)

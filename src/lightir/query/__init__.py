@@ -2,6 +2,7 @@
 
 from lightir.query.cached_encoder import CachedQueryEncoder
 from lightir.query.expansions import CachedExpansions
+from lightir.query.gate import CachedGate
 from lightir.query.tables import CachedTable
 
-__all__ = ["CachedExpansions", "CachedQueryEncoder", "CachedTable"]
+__all__ = ["CachedExpansions", "CachedGate", "CachedQueryEncoder", "CachedTable"]

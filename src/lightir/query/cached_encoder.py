@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from lightir.addresses import resolve_query_encoder
 from lightir.contract import Contract
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
-from lightir.kernel.query import TextEncoder
+from lightir.kernel.query import DenseRows, TextEncoder
 from lightir.query.contract_checks import (
     check_bigrams,
     check_expansions,
+    check_gate,
     check_tables,
     check_term_weights,
     check_tokenizer,
@@ -23,21 +22,27 @@ from lightir.query.contract_checks import (
 from lightir.query.encoder_files import (
     BIGRAMS_FILE,
     EXPANSIONS_FILE,
+    GATE_FILE,
     TERM_WEIGHTS_FILE,
     TOKENIZER_FILE,
     load_bigrams,
     load_expansions,
+    load_gate,
     load_tables,
     load_tensor,
 )
 from lightir.query.expansions import CachedExpansions
+from lightir.query.gate import CachedGate
 from lightir.query.tables import CachedBigrams, CachedTable
 from lightir.text import TextTokenizer, query_library, query_text_policy
-from lightir.vectors import Floats, QueryVectors, Ragged
+from lightir.vectors import Floats, QueryVectors
 
 
 class CachedQueryEncoder:
-    """Encodes queries by table lookup: the mean of token vectors (dense), counts or mean expansions (sparse)."""
+    """Encodes queries by table lookup: the mean of token vectors (dense), counts or mean expansions (sparse).
+
+    With bigrams, known pairs of adjacent terms add their rows to the mean; with a gate, the rows have weights.
+    """
 
     def __init__(
         self,
@@ -48,6 +53,7 @@ class CachedQueryEncoder:
         term_weights: Floats | None = None,
         expansions: CachedExpansions | None = None,
         bigrams: CachedBigrams | None = None,
+        gate: CachedGate | None = None,
         dim: int | None = None,
         threads: int = 1,
     ) -> None:
@@ -62,6 +68,7 @@ class CachedQueryEncoder:
             expansions: one row per term of the tokenizer; required if the policy's weighting is "expansion", else
                 unexpected.
             bigrams: pairs with rows; required if the policy has their hash, else unexpected. They require one table.
+            gate: weights of rows; required if the policy has its hash, else unexpected. It requires one table.
             dim: width of the dense vectors, a Matryoshka prefix of the tables' columns; None for all columns.
             threads: maximum number of threads per batch; small batches use one.
 
@@ -75,15 +82,17 @@ class CachedQueryEncoder:
         self.term_weights = term_weights
         self.expansions = expansions
         self.bigrams = bigrams
+        self.gate = gate
         self.threads = threads
         check_tokenizer(contract, tokenizer)
         check_tables(contract, tokenizer, self.tables)
         check_term_weights(contract, term_weights)
         check_expansions(contract, tokenizer, expansions)
         check_bigrams(contract, tokenizer, self.tables, bigrams)
+        check_gate(contract, self.tables, bigrams, gate)
         self.dim = self._checked_dim(dim)
         self._encoders: dict[str | None, TextEncoder] = {
-            name: self._text_encoder(None if bigrams else table) for name, table in self.tables.items()
+            name: self._text_encoder(table) for name, table in self.tables.items()
         }
         self._encoders[None] = next(iter(self._encoders.values()), None) or self._text_encoder(None)
 
@@ -111,6 +120,7 @@ class CachedQueryEncoder:
         try:
             expansions = load_expansions(folder / EXPANSIONS_FILE) if expanding else None
             bigrams = load_bigrams(folder / BIGRAMS_FILE) if contract.query.bigrams else None
+            gate = load_gate(folder / GATE_FILE) if contract.query.gate else None
             return cls(
                 contract,
                 tokenizer,
@@ -118,6 +128,7 @@ class CachedQueryEncoder:
                 term_weights=weights,
                 expansions=expansions,
                 bigrams=bigrams,
+                gate=gate,
                 dim=dim,
                 threads=threads,
             )
@@ -148,8 +159,6 @@ class CachedQueryEncoder:
             InvalidInput: a text that is not a str or not representable in UTF-8, or `out` has another shape or dtype.
         """
         vectors = self._encoder(task).encode(texts, threads=self.threads, out=out)
-        if self.bigrams is not None:
-            vectors = replace(vectors, dense=self._dense_with_bigrams(vectors.term_ids, self.bigrams, out))
         if self.expansions is None:
             return vectors
         vocab_size = self.contract.backbone.vocab_size
@@ -157,12 +166,12 @@ class CachedQueryEncoder:
         return replace(vectors, sparse=means)
 
     def text_encoder(self, task: str | None = None) -> TextEncoder | None:
-        """Return the kernel's encoder, or None if bigrams or expansions require more than the kernel.
+        """Return the kernel's encoder, or None if expansions require more than the kernel.
 
         Raises:
             NotFound: unknown task.
         """
-        return self._encoder(task) if self.bigrams is None and self.expansions is None else None
+        return self._encoder(task) if self.expansions is None else None
 
     def _encoder(self, task: str | None) -> TextEncoder:
         encoder = self._encoders.get(task)
@@ -170,27 +179,25 @@ class CachedQueryEncoder:
             raise NotFound(f"unknown task {task!r}: {describe_tables(self.tables)}")
         return encoder
 
-    def _dense_with_bigrams(self, queries: Ragged, bigrams: CachedBigrams, out: Floats | None) -> Floats:
-        (table,) = self.tables.values()
-        dense = bigrams.means(queries, table, dim=self.dim, threads=self.threads)
-        if out is None:
-            return dense
-        if out.shape != dense.shape or out.dtype != np.float32:
-            raise InvalidInput(f"out must be a writable C-contiguous float32 array of {dense.shape}")
-        out[:] = dense
-        return out
-
     def _text_encoder(self, table: CachedTable | None) -> TextEncoder:
         return TextEncoder(
             self.tokenizer.path.native,
             query_text_policy(self.contract.query),
             query_library(self.tokenizer, self.contract.query),
-            table=None if table is None else table.embeddings,
-            scales=None if table is None else table.scales,
+            rows=None if table is None else self._rows(table),
             dim=self.dim,
             vocab_size=self.contract.backbone.vocab_size if self._counts_terms else None,
             binary=self.contract.query.weighting == "binary",
             term_weights=self.term_weights,
+        )
+
+    def _rows(self, table: CachedTable) -> DenseRows:
+        bigrams, gate = self.bigrams, self.gate
+        return DenseRows(
+            table.embeddings,
+            table.scales,
+            None if bigrams is None else (bigrams.bigrams.pairs, bigrams.table.embeddings, bigrams.table.scales),
+            None if gate is None else (gate.keys, gate.values),
         )
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 from lightir.contract import Contract
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.query.expansions import CachedExpansions
+from lightir.query.gate import CachedGate
 from lightir.query.tables import CachedBigrams, CachedTable
 from lightir.text import TextTokenizer
 from lightir.vectors import Floats
@@ -107,4 +108,25 @@ def check_bigrams(
     if (largest := int(bigrams.bigrams.pairs.max(initial=0))) >= tokenizer.vocab_size:
         raise ContractMismatch(
             f"a bigram contains term id {largest}, but the tokenizer has {tokenizer.vocab_size} terms"
+        )
+
+
+def check_gate(
+    contract: Contract, tables: Mapping[str, CachedTable], bigrams: CachedBigrams | None, gate: CachedGate | None
+) -> None:
+    """Check that the gate is the one of the policy, and that it has a row for each row of the table and of bigrams."""
+    gate_hash = "" if gate is None else gate.hash
+    if gate_hash != contract.query.gate:
+        raise ContractMismatch(
+            f"the gate has hash {gate_hash!r}, but the contract's query policy has {contract.query.gate!r}"
+        )
+    if gate is None:
+        return
+    if len(tables) != 1:
+        raise InvalidInput(f"a gate requires exactly one table, but there are {len(tables)}")
+    (table,) = tables.values()
+    n_bigrams = 0 if bigrams is None else len(bigrams.bigrams)
+    if len(gate) != len(table.embeddings) + n_bigrams:
+        raise InvalidInput(
+            f"the gate has {len(gate)} rows, but the table has {len(table.embeddings)} and its bigrams {n_bigrams}"
         )

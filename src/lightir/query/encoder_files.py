@@ -15,6 +15,7 @@ from lightir.errors import FormatError, InvalidInput, NotFound, storage_errors
 from lightir.files import child_path, read_json
 from lightir.query.bigrams import Bigrams
 from lightir.query.expansions import CachedExpansions
+from lightir.query.gate import CachedGate
 from lightir.query.tables import CachedBigrams, CachedTable
 
 TABLES_FILE = "tables.json"
@@ -24,6 +25,7 @@ TABLES_VERSION = 1
 TERM_WEIGHTS_FILE = "sparse.safetensors"
 EXPANSIONS_FILE = "expansions.safetensors"
 BIGRAMS_FILE = "bigrams.safetensors"
+GATE_FILE = "gate.safetensors"
 PAIRS_KEY = "pairs"
 SCALES_KEY = "weights"  # model2vec's name, so that model2vec and sentence-transformers multiply int8 rows by it
 
@@ -45,6 +47,17 @@ def load_bigrams(path: Path) -> CachedBigrams:
     try:
         table = CachedTable(tensors["embeddings"], tensors.get(SCALES_KEY))
         return CachedBigrams(Bigrams(tensors[PAIRS_KEY]), table)
+    except InvalidInput as error:
+        raise FormatError(f"{path}: {error}") from error
+
+
+def load_gate(path: Path) -> CachedGate:
+    """Load the keys and values of the gate."""
+    tensors = map_safetensors(path)
+    if not {"keys", "values"} <= tensors.keys():
+        raise FormatError(f"{path} holds {sorted(tensors)}; expected the keys 'keys' and 'values'")
+    try:
+        return CachedGate(tensors["keys"], tensors["values"])
     except InvalidInput as error:
         raise FormatError(f"{path}: {error}") from error
 

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import InvalidInput
-from lightir.kernel import mean_rows
 from lightir.query.bigrams import Bigrams
-from lightir.vectors import Floats, Ragged
+from lightir.vectors import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class CachedTable:
 
 @dataclass(frozen=True, slots=True)
 class CachedBigrams:
-    """Vectors of pairs of terms: a dense query is the mean of the rows of its terms and of its known pairs.
+    """Vectors of pairs of terms: a dense query is the sum of the rows of its terms and of its known pairs, of length 1.
 
     Attributes:
         bigrams: pairs of terms.
@@ -62,27 +61,3 @@ class CachedBigrams:
     def __post_init__(self) -> None:
         if len(self.bigrams) != len(self.table.embeddings):
             raise InvalidInput(f"there are {len(self.bigrams)} bigrams, but {len(self.table.embeddings)} rows")
-
-    def means(self, queries: Ragged, table: CachedTable, *, dim: int | None, threads: int) -> Floats:
-        """Average the rows of each query's terms and pairs.
-
-        Args:
-            queries: term ids, one ragged row per query.
-            table: rows of single terms.
-            dim: number of leading columns to use; None for all.
-            threads: maximum number of threads.
-
-        Returns:
-            (n, dim) float32 rows of length 1; zeros for a query without terms.
-        """
-        pairs, _ = self.bigrams.find(queries)
-        sums = _sums(table, queries, dim=dim, threads=threads) + _sums(self.table, pairs, dim=dim, threads=threads)
-        lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
-        return np.asarray(sums / np.where(lengths > 0, lengths, 1), dtype=np.float32)
-
-
-def _sums(table: CachedTable, rows: Ragged, *, dim: int | None, threads: int) -> Floats:
-    means = mean_rows(
-        table.embeddings, rows.term_ids, rows.indptr, normalize=False, scales=table.scales, dim=dim, threads=threads
-    )
-    return np.asarray(means * rows.lengths[:, None], dtype=np.float32)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from lightir import kernel
 from lightir.analysis import Analyzer
@@ -18,8 +17,7 @@ from lightir.index import View
 from lightir.index.passages.naming import passage_of, without_place
 from lightir.kernel import Weights
 from lightir.kernel.candidates import Candidates
-from lightir.query import CachedQueryEncoder
-from lightir.query.tables import CachedBigrams
+from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.search_options import fusion_text
 from lightir.search.snippets import Snippet
@@ -186,19 +184,23 @@ def term_vectors(
         dim: width of the parts; None for the encoder's.
 
     Returns:
-        Term ids (n,) uint32 ascending, counts (n,) int64, and parts (n, dim) float32 whose sum has length 1. Half of a
-        bigram's row belongs to either of its terms.
+        Term ids (n,) uint32 ascending, counts (n,) int64, and parts (n, dim) float32 whose sum has length 1. Rows are
+        multiplied by their weights of the gate. Half of a bigram's row belongs to either of its terms.
     """
     table = encoder.tables[next(iter(encoder.tables)) if task is None else task]
     token_ids = query_term_ids(encoder.tokenizer, encoder.contract.query, [query]).term_ids
     term_ids, counts = np.unique(token_ids, return_counts=True)
-    each_alone = np.arange(len(term_ids) + 1, dtype=np.int64)
-    rows = kernel.mean_rows(
-        table.embeddings, term_ids, each_alone, normalize=False, scales=table.scales, dim=dim or encoder.dim
-    )
-    parts = rows.astype(np.float64) * counts[:, None]
+    pairs, positions = _pairs(encoder, token_ids)
+    weights = np.ones(len(token_ids) + len(pairs))
+    if encoder.gate is not None:
+        weights = encoder.gate.weights(np.concatenate([token_ids.astype(np.int64), len(table.embeddings) + pairs]))
+    parts = np.zeros((len(term_ids), dim or encoder.dim or 0))
+    places = np.searchsorted(term_ids, token_ids)
+    np.add.at(parts, places, weights[: len(token_ids), None] * _table_rows(table, token_ids, parts.shape[1]))
     if encoder.bigrams is not None:
-        parts += _halves(encoder.bigrams, token_ids, term_ids, dim=dim or encoder.dim)
+        rows = weights[len(token_ids) :, None] * _table_rows(encoder.bigrams.table, pairs, parts.shape[1])
+        for ends in (positions, positions + 1):
+            np.add.at(parts, places[ends], rows / 2)
     length = float(np.linalg.norm(parts.sum(axis=0)))
     return term_ids, counts.astype(np.int64), (parts / (length or 1.0)).astype(np.float32)
 
@@ -218,18 +220,19 @@ def dense_terms(
     return sorted(terms, key=lambda term: -term.score)
 
 
-def _halves(
-    bigrams: CachedBigrams, token_ids: TermIds, term_ids: TermIds, *, dim: int | None
-) -> npt.NDArray[np.float64]:
-    """Return (n, dim) halves of the rows of a text's bigrams, summed for each of its distinct terms."""
-    pairs, positions = bigrams.bigrams.find(Ragged(token_ids, np.asarray([0, len(token_ids)], dtype=np.int64)))
-    alone = np.arange(len(positions) + 1, dtype=np.int64)
-    table = bigrams.table
-    rows = kernel.mean_rows(table.embeddings, pairs.term_ids, alone, normalize=False, scales=table.scales, dim=dim)
-    halves = np.zeros((len(term_ids), rows.shape[1]))
-    for ends in (token_ids[positions], token_ids[positions + 1]):
-        np.add.at(halves, np.searchsorted(term_ids, ends), rows / 2)
-    return halves
+def _pairs(encoder: CachedQueryEncoder, token_ids: TermIds) -> tuple[IntArray, IntArray]:
+    """Return the rows of a text's bigrams and the positions of their first terms, in text order."""
+    if encoder.bigrams is None:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    rows, positions = encoder.bigrams.bigrams.find(Ragged(token_ids, np.array([0, len(token_ids)], dtype=np.int64)))
+    return rows.term_ids.astype(np.int64), positions
+
+
+def _table_rows(table: CachedTable, rows: IntArray | TermIds, dim: int) -> Floats:
+    """Return rows of a table as (n, dim) float32."""
+    alone = np.arange(len(rows) + 1, dtype=np.int64)
+    ids = rows.astype(np.uint32)
+    return kernel.mean_rows(table.embeddings, ids, alone, normalize=False, scales=table.scales, dim=dim)
 
 
 def _branch_scores(candidates: Candidates, position: int, pending: bool) -> dict[Branch, BranchScore]:

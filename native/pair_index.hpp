@@ -1,0 +1,31 @@
+// The pairs of adjacent terms that have table rows of their own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "arrays.hpp"
+
+namespace lightir {
+
+// Finds pairs in a borrowed (n, 2) array of distinct pairs by a hash table of their row numbers.
+class PairIndex {
+public:
+    explicit PairIndex(Span<uint32_t> pairs);
+
+    size_t size() const { return pairs_.size / 2; }
+
+    // Appends the rows of a text's adjacent pairs, in text order, repeats included.
+    void find(Span<uint32_t> terms, std::vector<uint32_t>& rows) const;
+
+private:
+    size_t slot(uint32_t first, uint32_t second) const;
+    uint32_t row_at(size_t slot, uint32_t first, uint32_t second) const;
+
+    Span<uint32_t> pairs_;
+    std::vector<uint32_t> slots_;  // row numbers, or no_row; at most half of the slots have a row
+    unsigned shift_ = 63;
+};
+
+}  // namespace lightir
