@@ -1,11 +1,19 @@
 #include "passages.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace lightir {
 namespace {
 
-constexpr size_t block_size = 256, n_blocks = 0x110000 / block_size, step = 64, most_texts = 500'000;
+constexpr size_t short_bytes = 16, least_slots = 1024;
+constexpr size_t block_size = 256, n_blocks = 0x110000 / block_size, most_texts = 500'000;
 
 // Returns the number of bytes of a character from its first byte.
 size_t width_of(char first) {
@@ -25,41 +33,154 @@ uint32_t character_of(std::string_view bytes) {
     }
 }
 
+// Returns the product of two numbers, its halves joined: the mixing step of wyhash.
+uint64_t mixed(uint64_t a, uint64_t b) {
+    const auto product = static_cast<unsigned __int128>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+// Whether a byte is an ASCII letter, digit or underscore.
+bool is_plain(uint8_t byte) {
+    return static_cast<uint8_t>((byte | 0x20) - 'a') < 26 || static_cast<uint8_t>(byte - '0') < 10 || byte == '_';
+}
+
+// Returns how many of 16 bytes, from the first one on, are ASCII letters, digits and underscores.
+size_t n_plain(const char* bytes) {
+#if defined(__SSE2__)
+    const __m128i text = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+    const auto within = [](__m128i from, char n) {  // whether 0 <= from < n, without a sign
+        return _mm_cmpeq_epi8(_mm_min_epu8(from, _mm_set1_epi8(static_cast<char>(n - 1))), from);
+    };
+    const __m128i lower = _mm_or_si128(text, _mm_set1_epi8(0x20));
+    const __m128i letters = within(_mm_sub_epi8(lower, _mm_set1_epi8('a')), 26);
+    const __m128i digits = within(_mm_sub_epi8(text, _mm_set1_epi8('0')), 10);
+    const __m128i plain = _mm_or_si128(_mm_or_si128(letters, digits), _mm_cmpeq_epi8(text, _mm_set1_epi8('_')));
+    return static_cast<size_t>(__builtin_ctz(~static_cast<unsigned>(_mm_movemask_epi8(plain))));
+#else
+    size_t n = 0;
+    while (n < short_bytes && is_plain(static_cast<uint8_t>(bytes[n]))) ++n;
+    return n;
+#endif
+}
+
+// Sets the first and the last 8 bytes of a word of at most 16, with zeros after its end.
+void load(std::string_view word, const char* text_end, uint64_t& head, uint64_t& tail) {
+    head = tail = 0;
+    const size_t n = word.size();
+    if (static_cast<size_t>(text_end - word.data()) < short_bytes) [[unlikely]] {
+        char bytes[short_bytes] = {};
+        std::memcpy(bytes, word.data(), n);
+        std::memcpy(&head, bytes, 8);
+        std::memcpy(&tail, bytes + 8, 8);
+        return;
+    }
+    std::memcpy(&head, word.data(), 8);
+    if (n < 8) {
+        head &= (uint64_t{1} << 8 * n) - 1;
+    } else if (n > 8) {
+        std::memcpy(&tail, word.data() + 8, 8);
+        if (n < short_bytes) tail &= (uint64_t{1} << 8 * (n - 8)) - 1;
+    }
+}
+
 }  // namespace
+
+WordTerms::WordTerms() : slots_(least_slots) {
+    std::random_device random;
+    for (uint64_t& key : keys_) key = (uint64_t{random()} << 32 | random()) | 1;
+}
+
+// Returns the slot of a word, or the free one where it belongs.
+size_t WordTerms::slot_of(uint64_t head, uint64_t tail, uint32_t length) const {
+    const size_t last = slots_.size() - 1;
+    size_t at = mixed(head ^ keys_[0], tail ^ keys_[1]) & last;
+    while (slots_[at].length != 0 &&
+           (slots_[at].head != head || slots_[at].tail != tail || slots_[at].length != length)) {
+        at = (at + 1) & last;
+    }
+    return at;
+}
+
+uint32_t WordTerms::find(std::string_view word, const char* text_end) const {
+    if (word.size() > short_bytes) {
+        const auto found = longer_.find(std::string(word));
+        return found == longer_.end() ? unknown : found->second;
+    }
+    uint64_t head, tail;
+    load(word, text_end, head, tail);
+    const Slot& slot = slots_[slot_of(head, tail, static_cast<uint32_t>(word.size()))];
+    return slot.length == 0 ? unknown : slot.number;
+}
+
+void WordTerms::add(std::string_view word, std::vector<uint32_t> terms) {
+    uint32_t number = terms.empty() ? no_term : terms[0];
+    if (terms.size() > 1) {
+        number = several | static_cast<uint32_t>(lists_.size());
+        lists_.push_back(std::move(terms));
+    }
+    if (word.size() > short_bytes || word.empty()) {
+        longer_.emplace(word, number);
+        return;
+    }
+    if (2 * (n_short_ + 1) > slots_.size()) {
+        std::vector<Slot> before(2 * slots_.size());
+        before.swap(slots_);
+        for (const Slot& slot : before) {
+            if (slot.length != 0) slots_[slot_of(slot.head, slot.tail, slot.length)] = slot;
+        }
+    }
+    uint64_t head, tail;
+    load(word, word.data() + word.size(), head, tail);
+    const auto length = static_cast<uint32_t>(word.size());
+    Slot& slot = slots_[slot_of(head, tail, length)];
+    if (slot.length != 0) return;
+    slot = {head, tail, number, length};
+    ++n_short_;
+}
+
+void WordTerms::clear() {
+    slots_.assign(least_slots, {});
+    n_short_ = 0;
+    longer_.clear();
+    lists_.clear();
+}
 
 PassageFinder::PassageFinder(bool han_terms) : han_terms_(han_terms), classes_(n_blocks) {}
 
 void PassageFinder::learn_block(uint32_t block, const uint8_t* classes) {
     if (block >= n_blocks) return;
     classes_[block] = std::make_unique<uint8_t[]>(block_size);
-    std::copy_n(classes, block_size, classes_[block].get());
+    for (size_t i = 0; i < block_size; ++i) {
+        classes_[block][i] = (classes[i] & blank_class) != 0 ? blank_class : classes[i];  // white space ends words
+    }
+    if (block != 0) return;
+    plain_words_ = true;
+    for (uint8_t byte = 0; byte < 0x80; ++byte) {
+        plain_words_ = plain_words_ && (classes_[0][byte] & (word_class | han_class)) == (is_plain(byte) ? word_class : 0);
+    }
 }
 
 uint32_t PassageFinder::number_of(std::string_view term) {
-    const auto found = terms_.find(term);
-    if (found != terms_.end()) return found->second;
-    const auto number = static_cast<uint32_t>(terms_.size());
-    terms_.emplace(kept_.emplace_back(term), number);
-    wanted_.push_back(-1);
-    return number;
+    const auto [found, is_new] = terms_.try_emplace(std::string(term), static_cast<uint32_t>(terms_.size()));
+    if (is_new) wanted_.push_back(WordTerms::no_term);
+    return found->second;
 }
 
 void PassageFinder::forget_if_full() {
-    if (kept_.size() < most_texts) return;
+    if (words_.size() + terms_.size() < most_texts) return;
     words_.clear();
     terms_.clear();
     wanted_.clear();
-    kept_.clear();
 }
 
 void PassageFinder::learn_word(std::string_view word, const std::vector<std::string>& terms) {
     forget_if_full();
-    if (words_.find(word) != words_.end()) return;
+    if (words_.find(word, word.data() + word.size()) != WordTerms::unknown) return;
     std::vector<uint32_t> numbers;
     for (const std::string& term : terms) numbers.push_back(number_of(term));
     std::sort(numbers.begin(), numbers.end());
     numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
-    words_.emplace(kept_.emplace_back(word), std::move(numbers));
+    words_.add(word, std::move(numbers));
 }
 
 uint8_t PassageFinder::class_of(uint32_t character, Missing& missing) const {
@@ -71,194 +192,237 @@ uint8_t PassageFinder::class_of(uint32_t character, Missing& missing) const {
     return 0;
 }
 
-void PassageFinder::append(std::string_view bytes, size_t n_characters) {
-    for (size_t next = every_64th_.size() * step; next < n_characters_ + n_characters; next += step) {
-        every_64th_.push_back(text_.size() + (next - n_characters_));  // several characters have one byte each
+uint8_t PassageFinder::class_at(std::string_view text, size_t at, Missing& missing) const {
+    return class_of(character_of(text.substr(at, width_of(text[at]))), missing);
+}
+
+// Keeps the window that starts at match window_ if it is the best so far, and goes on to the next one.
+void PassageFinder::finish_window() {
+    if (within_ > best_) {
+        best_ = within_;
+        best_match_ = window_;
+        if (best_ == counts_.size()) stop_ = matches_[window_].start + size_.length;
     }
-    text_.append(bytes);
-    n_characters_ += n_characters;
+    for (size_t j = matches_[window_].first_term; j < matches_[window_].last_term; ++j) {
+        within_ -= --counts_[matched_terms_[j]] == 0;
+    }
+    ++window_;
 }
 
-void PassageFinder::add_match(size_t start, size_t end, size_t first_term) {
-    if (matched_terms_.size() > first_term) matches_.push_back({start, end, first_term, matched_terms_.size()});
+// Adds a match to the windows that reach it, those of the passage's length without its lead from a match on. Of windows with equally many
+// different terms the first one is best. Once one has all terms, nothing after its end matters.
+void PassageFinder::add_match(const Match& match) {
+    if (match.first_term == match.last_term) return;
+    const size_t added = matches_.size(), window_length = size_.length - std::min(size_.length, size_.lead);
+    matches_.push_back(match);
+    if (best_ == counts_.size()) return;  // only for the highlights
+    while (window_ < added && match.end > matches_[window_].start + window_length) finish_window();
+    for (size_t j = match.first_term; j < match.last_term; ++j) within_ += counts_[matched_terms_[j]]++ == 0;
+    if (within_ == counts_.size()) finish_window();
 }
 
-void PassageFinder::end_word(size_t start, size_t first_byte, Missing& missing) {
-    if (n_characters_ - start < (han_terms_ ? 1u : 2u)) return;
-    const std::string_view word = std::string_view(text_).substr(first_byte);
-    const auto found = words_.find(word);
-    if (found == words_.end()) {
+void PassageFinder::end_word(std::string_view word, size_t start, size_t end, size_t first_byte, const char* text_end,
+                             Missing& missing) {
+    const uint32_t number = words_.find(word, text_end);
+    if (number == WordTerms::no_term) return;
+    if (number == WordTerms::unknown) {
         missing.words.push_back(word);
         return;
     }
     const size_t first_term = matched_terms_.size();
-    for (const uint32_t term : found->second) {
-        if (wanted_[term] >= 0) matched_terms_.push_back(static_cast<size_t>(wanted_[term]));
+    if ((number & WordTerms::several) == 0) {
+        if (wanted_[number] == WordTerms::no_term) return;
+        matched_terms_.push_back(wanted_[number]);
+    } else {
+        for (const uint32_t term : words_.list(number)) {
+            if (wanted_[term] != WordTerms::no_term) matched_terms_.push_back(wanted_[term]);
+        }
     }
-    add_match(start, n_characters_, first_term);
+    add_match({start, end, first_byte, first_term, matched_terms_.size()});
 }
 
-// Finds wanted pairs, and single characters outside them, in a run of Han characters.
-void PassageFinder::end_han(size_t start, const std::vector<size_t>& first_bytes) {
+// Finds wanted pairs, and single characters outside them, in the run of Han characters from `at` on. Returns its end.
+size_t PassageFinder::end_han(std::string_view text, size_t at, size_t start, size_t& n_characters, Missing& missing) {
+    std::vector<size_t> first_bytes;
+    for (; at < text.size() && (class_at(text, at, missing) & han_class) != 0; at += width_of(text[at])) {
+        first_bytes.push_back(at);
+    }
+    const size_t n_run = first_bytes.size();
+    first_bytes.push_back(at);
     const auto part = [&](size_t first, size_t n) {
-        const size_t end = first + n < first_bytes.size() ? first_bytes[first + n] : text_.size();
-        return std::string_view(text_).substr(first_bytes[first], end - first_bytes[first]);
+        return text.substr(first_bytes[first], first_bytes[first + n] - first_bytes[first]);
     };
     const auto position = [&](std::string_view term) {
-        const auto found = terms_.find(term);
-        return found == terms_.end() ? int64_t{-1} : wanted_[found->second];
+        name_ = term;
+        const auto found = terms_.find(name_);
+        return found == terms_.end() ? WordTerms::no_term : wanted_[found->second];
     };
-    for (size_t i = 0; i < first_bytes.size();) {
-        const int64_t pair = i + 1 < first_bytes.size() ? position(part(i, 2)) : -1;
-        const size_t n = pair >= 0 ? 2 : 1, first_term = matched_terms_.size();
-        if (pair >= 0) matched_terms_.push_back(static_cast<size_t>(pair));
+    for (size_t i = 0; i < n_run;) {
+        const uint32_t pair = i + 1 < n_run ? position(part(i, 2)) : WordTerms::no_term;
+        const size_t n = pair != WordTerms::no_term ? 2 : 1, first_term = matched_terms_.size();
+        if (n == 2) matched_terms_.push_back(pair);
         for (size_t j = i; j < i + n; ++j) {
-            const int64_t single = position(part(j, 1));
-            if (single >= 0 && !(j == i + 1 && part(i, 1) == part(j, 1))) {
-                matched_terms_.push_back(static_cast<size_t>(single));
+            const uint32_t single = position(part(j, 1));
+            if (single != WordTerms::no_term && !(j == i + 1 && part(i, 1) == part(j, 1))) {
+                matched_terms_.push_back(single);
             }
         }
-        add_match(start + i, start + i + n, first_term);
+        add_match({start + i, start + i + n, first_bytes[i], first_term, matched_terms_.size()});
         i += n;
     }
+    n_characters = n_run;
+    return at;
 }
 
-// Sets text_ and matches_.
-void PassageFinder::scan(std::string_view text, Missing& missing) {
-    text_.clear();
-    text_.reserve(text.size());  // views of missing words stay valid
-    n_characters_ = 0;
-    every_64th_.clear();
-    matches_.clear();
-    matched_terms_.clear();
-    bool in_word = false, blank = false;
-    size_t start = 0, first_byte = 0;
-    std::vector<size_t> han;
-    const auto end_run = [&] {
-        if (in_word) end_word(start, first_byte, missing);
-        if (!han.empty()) end_han(start, han);
-        in_word = false;
-        han.clear();
-    };
+// Returns the end of the word from `at` on, and sets its number of characters.
+size_t PassageFinder::word_end(std::string_view text, size_t at, size_t& n_characters, Missing& missing) const {
     const uint8_t* const ascii = classes_[0].get();
-    const auto is_ascii_word = [&](size_t i) {
-        const auto byte = static_cast<uint8_t>(text[i]);
-        return byte < 0x80 && (ascii[byte] & word_class) != 0;
-    };
-    for (size_t at = 0; at < text.size();) {
-        std::string_view bytes = text.substr(at, width_of(text[at]));
-        const uint8_t kind = class_of(character_of(bytes), missing);
-        size_t n_characters = 1;
-        if (ascii != nullptr && is_ascii_word(at)) {  // take all that follow, which are faster at once
-            size_t end = at + 1;
-            while (end < text.size() && is_ascii_word(end)) ++end;
-            n_characters = end - at;
-            bytes = text.substr(at, n_characters);
+    const size_t first = at;
+    size_t more_bytes = 0;
+    if (plain_words_ && text.size() - at > short_bytes) {  // most words end within 16 bytes
+        at += n_plain(text.data() + at);
+        if (at < first + short_bytes && static_cast<uint8_t>(text[at]) < 0x80) {
+            n_characters = at - first;
+            return at;
         }
-        at += bytes.size();
-        if ((kind & blank_class) != 0) {
-            end_run();
-            blank = n_characters_ > 0;
+    }
+    while (at < text.size()) {
+        const auto byte = static_cast<uint8_t>(text[at]);
+        if (byte < 0x80) {
+            if ((ascii[byte] & word_class) == 0) break;
+            ++at;
             continue;
         }
-        const bool is_han = han_terms_ && (kind & han_class) != 0, is_word = !is_han && (kind & word_class) != 0;
-        if ((in_word && !is_word) || (!han.empty() && !is_han)) end_run();
-        if (blank) append(" ", 1);
+        const uint8_t kind = class_at(text, at, missing);
+        if ((kind & word_class) == 0 || (han_terms_ && (kind & han_class) != 0)) break;
+        more_bytes += width_of(text[at]) - 1;
+        at += width_of(text[at]);
+    }
+    n_characters = at - first - more_bytes;
+    return at;
+}
+
+// Sets matches_, and the best window.
+void PassageFinder::scan(std::string_view text, Missing& missing) {
+    const char* const text_end = text.data() + text.size();
+    const uint8_t* const ascii = classes_[0].get();
+    size_t n = 0, n_run = 0;  // characters so far, blanks in a row counted once
+    bool blank = false;
+    for (size_t at = 0; at < text.size() && n <= stop_;) {
+        const auto byte = static_cast<uint8_t>(text[at]);
+        const uint8_t kind = byte < 0x80 ? ascii[byte] : class_at(text, at, missing);
+        if ((kind & blank_class) != 0) {
+            blank = n > 0;
+            at += width_of(text[at]);
+            continue;
+        }
+        n += blank;
         blank = false;
-        if ((is_word && !in_word) || (is_han && han.empty())) {
-            start = n_characters_;
-            first_byte = text_.size();
-        }
-        in_word = is_word;
-        if (is_han) han.push_back(text_.size());
-        append(bytes, n_characters);
-    }
-    end_run();
-}
-
-// Returns the start of the first window of `length` characters with the most different terms; 0 without matches.
-int64_t PassageFinder::best_start(int64_t length, size_t n_wanted) const {
-    std::vector<uint32_t> counts(n_wanted);
-    size_t last = 0, within = 0, best = 0;
-    int64_t start = 0;
-    for (size_t i = 0; i < matches_.size(); ++i) {
-        const auto begin = static_cast<int64_t>(matches_[i].start);
-        while (last < matches_.size() && (last <= i || static_cast<int64_t>(matches_[last].end) <= begin + length)) {
-            for (size_t j = matches_[last].first_term; j < matches_[last].last_term; ++j) {
-                within += counts[matched_terms_[j]]++ == 0;
+        if (han_terms_ && (kind & han_class) != 0) {
+            at = end_han(text, at, n, n_run, missing);
+        } else if ((kind & word_class) != 0) {
+            const size_t end = word_end(text, at, n_run, missing);
+            if (n_run >= (han_terms_ ? 1u : 2u)) {
+                end_word(text.substr(at, end - at), n, n + n_run, at, text_end, missing);
             }
-            ++last;
+            at = end;
+        } else {
+            n_run = 1;
+            at += width_of(text[at]);
         }
-        if (within > best) {
-            best = within;
-            start = begin;
-        }
-        for (size_t j = matches_[i].first_term; j < matches_[i].last_term; ++j) {
-            within -= --counts[matched_terms_[j]] == 0;
-        }
+        n += n_run;
     }
-    return start;
+    while (best_ < counts_.size() && window_ < matches_.size()) finish_window();
+    n_characters_ = n;
 }
 
-size_t PassageFinder::byte_of(size_t character) const {
-    if (character >= n_characters_) return text_.size();
-    size_t byte = every_64th_[character / step];
-    for (size_t i = 0; i < character % step; ++i) byte += width_of(text_[byte]);
-    return byte;
+// Returns the first byte of the character that is n characters before a byte, where there are so many.
+size_t PassageFinder::back(std::string_view text, size_t at, size_t n, Missing& missing) const {
+    const auto before = [&](size_t byte) {
+        do --byte;
+        while ((static_cast<uint8_t>(text[byte]) & 0xc0) == 0x80);
+        return byte;
+    };
+    for (; n > 0; --n) {
+        at = before(at);
+        if ((class_at(text, at, missing) & blank_class) == 0) continue;
+        for (size_t next = at; next > 0 && (class_at(text, next = before(next), missing) & blank_class) != 0;) at = next;
+    }
+    return at;
 }
 
-// Returns the first or last blank from `begin` to `end` - 1; -1 if there is none.
-int64_t PassageFinder::find_blank(int64_t begin, int64_t end, bool last) const {
-    int64_t found = -1;
-    size_t byte = byte_of(static_cast<size_t>(begin));
-    for (int64_t at = begin; at < end && byte < text_.size(); ++at) {
-        if (text_[byte] == ' ') {
-            found = at;
-            if (!last) return found;
+// Sets the passage around the best window: what `lead` and `length` allow, between words if blanks are near.
+void PassageFinder::cut(std::string_view text, Passage& passage, Missing& missing) {
+    const bool is_whole = n_characters_ <= size_.length, at_start = is_whole || best_ == 0;
+    const size_t first = at_start ? 0 : matches_[best_match_].start;
+    size_t start = first - std::min(first, size_.lead);
+    const size_t begin = start - (start > 0);  // one character more, which may be a blank
+    size_t at = at_start ? 0 : back(text, matches_[best_match_].first_byte, first - begin, missing);
+    std::string part;
+    std::vector<size_t> bytes;  // the first byte of each character in part
+    const auto append = [&](std::string_view character) {
+        bytes.push_back(part.size());
+        part.append(character);
+    };
+    for (bool blank = false; at < text.size() && bytes.size() <= first - begin + size_.length;) {
+        const std::string_view character = text.substr(at, width_of(text[at]));
+        at += character.size();
+        if ((class_of(character_of(character), missing) & blank_class) != 0) {
+            blank = begin + bytes.size() > 0;
+            continue;
         }
-        byte += width_of(text_[byte]);
+        if (blank) append(" ");
+        blank = false;
+        append(character);
     }
-    return found;
+    bytes.push_back(part.size());
+    const auto is_blank = [&](size_t character) { return part[bytes[character - begin]] == ' '; };
+    if (start > 0) {
+        for (size_t i = begin; i < first; ++i) {
+            if (is_blank(i)) {
+                start = i + 1;
+                break;
+            }
+        }
+    }
+    size_t end = std::min(n_characters_, start + size_.length);
+    passage.cut_before = start > 0;
+    if (end < n_characters_) {
+        for (size_t i = end + 1; i-- > start + size_.length / 2;) {
+            if (is_blank(i)) {
+                end = i;
+                break;
+            }
+        }
+    }
+    passage.cut_after = end < n_characters_;
+    passage.text = part.substr(bytes[start - begin], bytes[end - begin] - bytes[start - begin]);
+    for (const Match& match : matches_) {
+        if (match.start >= start && match.end <= end) passage.matches.emplace_back(match.start - start, match.end - start);
+    }
 }
 
 bool PassageFinder::find(std::string_view text, const std::vector<std::string>& wanted, PassageSize size,
                          Passage& passage, Missing& missing) {
     forget_if_full();
-    for (size_t i = 0; i < wanted.size(); ++i) wanted_[number_of(wanted[i])] = static_cast<int64_t>(i);
-    scan(text, missing);
-    for (const std::string& term : wanted) wanted_[number_of(term)] = -1;
-    if (!missing.blocks.empty()) missing.words.clear();  // they may be parts of words
-    if (!missing.blocks.empty() || !missing.words.empty()) {
-        std::sort(missing.words.begin(), missing.words.end());
-        missing.words.erase(std::unique(missing.words.begin(), missing.words.end()), missing.words.end());
+    if (classes_[0] == nullptr) {
+        missing.blocks.push_back(0);
         return false;
     }
-    const auto n = static_cast<int64_t>(n_characters_), length = static_cast<int64_t>(size.length);
-    const auto lead = static_cast<int64_t>(size.lead);
-    int64_t start = 0, end = n;
-    if (n > length) {
-        const int64_t first = best_start(length - lead, wanted.size());
-        start = std::max<int64_t>(0, first - lead);
-        if (start > 0) {
-            const int64_t blank = find_blank(start - 1, first, false);
-            if (blank >= 0) start = blank + 1;
-        }
-        end = std::min(n, start + length);
-        if (end < n) {
-            const int64_t blank = find_blank(start + length / 2, end + 1, true);
-            if (blank >= 0) end = blank;
-        }
-    }
-    const size_t first_byte = byte_of(static_cast<size_t>(start));
-    passage.text = std::string_view(text_).substr(first_byte, byte_of(static_cast<size_t>(end)) - first_byte);
-    passage.cut_before = start > 0;
-    passage.cut_after = end < n;
-    for (const Match& match : matches_) {
-        if (static_cast<int64_t>(match.start) >= start && static_cast<int64_t>(match.end) <= end) {
-            passage.matches.emplace_back(match.start - static_cast<size_t>(start), match.end - static_cast<size_t>(start));
-        }
-    }
-    return true;
+    size_ = size;
+    matches_.clear();
+    matched_terms_.clear();
+    counts_.assign(wanted.size(), 0);
+    window_ = within_ = best_ = best_match_ = 0;
+    stop_ = wanted.empty() ? size.length : std::numeric_limits<size_t>::max();
+    for (size_t i = 0; i < wanted.size(); ++i) wanted_[number_of(wanted[i])] = static_cast<uint32_t>(i);
+    scan(text, missing);
+    for (const std::string& term : wanted) wanted_[number_of(term)] = WordTerms::no_term;
+    if (missing.blocks.empty() && missing.words.empty()) cut(text, passage, missing);
+    if (!missing.blocks.empty()) missing.words.clear();  // they may be parts of words
+    std::sort(missing.words.begin(), missing.words.end());
+    missing.words.erase(std::unique(missing.words.begin(), missing.words.end()), missing.words.end());
+    return missing.blocks.empty() && missing.words.empty();
 }
 
 }  // namespace lightir
