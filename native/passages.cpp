@@ -358,22 +358,27 @@ void PassageFinder::cut(std::string_view text, Passage& passage, Missing& missin
     size_t start = first - std::min(first, size_.lead);
     const size_t begin = start - (start > 0);  // one character more, which may be a blank
     size_t at = at_start ? 0 : back(text, matches_[best_match_].first_byte, first - begin, missing);
-    std::string part;
-    std::vector<size_t> bytes;  // the first byte of each character in part
-    const auto append = [&](std::string_view character) {
-        bytes.push_back(part.size());
-        part.append(character);
-    };
+    const uint8_t* const ascii = classes_[0].get();
+    std::string& part = part_;
+    std::vector<size_t>& bytes = bytes_;  // the first byte of each character in part
+    part.clear();
+    bytes.clear();
     for (bool blank = false; at < text.size() && bytes.size() <= first - begin + size_.length;) {
-        const std::string_view character = text.substr(at, width_of(text[at]));
-        at += character.size();
-        if ((class_of(character_of(character), missing) & blank_class) != 0) {
+        const auto byte = static_cast<uint8_t>(text[at]);
+        const uint8_t kind = byte < 0x80 ? ascii[byte] : class_at(text, at, missing);
+        const size_t before = at;
+        at += width_of(text[at]);
+        if ((kind & blank_class) != 0) {
             blank = begin + bytes.size() > 0;
             continue;
         }
-        if (blank) append(" ");
+        if (blank) {
+            bytes.push_back(part.size());
+            part.push_back(' ');
+        }
         blank = false;
-        append(character);
+        bytes.push_back(part.size());
+        for (size_t i = before; i < at; ++i) part.push_back(text[i]);
     }
     bytes.push_back(part.size());
     const auto is_blank = [&](size_t character) { return part[bytes[character - begin]] == ' '; };

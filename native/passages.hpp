@@ -118,6 +118,8 @@ private:
     std::vector<uint32_t> counts_;      // of each wanted term in the window from window_ on
     size_t window_ = 0, within_ = 0;    // its first match, and its number of different terms
     size_t best_ = 0, best_match_ = 0;  // the most different terms, and the first match of the first such window
+    std::string part_;                  // what `cut` cuts from
+    std::vector<size_t> bytes_;
     size_t stop_ = 0;                   // no character after this one can matter
 };
 

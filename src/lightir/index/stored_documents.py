@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ class StoredDocuments:
         return documents
 
     def _metadata(self, doc_id: str, value: Any) -> dict[str, Any]:
+        if value == "{}":
+            return {}
         try:
             metadata: dict[str, Any] = json.loads(value)
         except (ValueError, TypeError) as error:
@@ -153,14 +156,16 @@ class StoredDocuments:
         return int(self._session.select("PRAGMA user_version")[0][0])
 
     def of(self, keys: Iterable[int]) -> dict[int, Document]:
-        """Return the documents with the given keys, by key; deleted ones are omitted."""
+        """Return the documents with the given keys, by key, in that order; deleted ones are omitted."""
+        statement = (
+            "SELECT wanted.value, doc_id, text, title, metadata.value FROM json_each(:keys) AS wanted "
+            "CROSS JOIN documents ON documents.doc_key = wanted.value "
+            "CROSS JOIN metadata ON metadata.doc_key = wanted.value"
+        )
         documents = {}
-        for key in keys:
-            rows = self._session.select(
-                "SELECT doc_id, text, title, value FROM documents JOIN metadata USING (doc_key) WHERE doc_key = ?",
-                (key,),
-            )
-            for doc_id, text, title, metadata in rows:
+        remaining = iter(keys)
+        while some := list(itertools.islice(remaining, TEXTS_AT_ONCE)):
+            for key, doc_id, text, title, metadata in self._session.select(statement, {"keys": json.dumps(some)}):
                 documents[key] = Document(doc_id, text, title, self._metadata(doc_id, metadata))
         return documents
 

@@ -280,6 +280,24 @@ class View:
         """
         return self.store.documents.named(doc_ids)
 
+    def documents_at(self, doc_ords: npt.NDArray[np.uint32]) -> list[Document]:
+        """Return the stored documents and passages with the given doc_ords, in that order.
+
+        Raises:
+            FormatError: the store lacks a document that a segment lists.
+        """
+        at, rows = self.locate(doc_ords)
+        keys = [
+            int(self.segments[segment].segment.doc_keys[row])
+            for segment, row in zip(at.tolist(), rows.tolist(), strict=True)
+        ]
+        stored = self.store.documents.of(keys)
+        try:
+            return [stored[key] for key in keys]
+        except KeyError as error:
+            (doc_id,) = self.doc_ids(doc_ords[[keys.index(error.args[0])]])
+            raise FormatError(f"{self.store.path} is damaged: it has no text of document {doc_id!r}") from None
+
     # Documents that are stored as passages
 
     @property

@@ -46,8 +46,9 @@ class PassageFinder:
             length: maximum number of characters.
             lead: number of characters in front of the first match.
         """
+        wanted = list(wanted)
         while True:
-            answer = self._native.find(text, list(wanted), length, lead)
+            answer = self._native.find(text, wanted, length, lead)
             if answer is None or len(answer) == 4:
                 return answer
             blocks, words = answer

@@ -80,6 +80,7 @@ def explained(
         named: whether the query names the document.
     """
     position = int(np.flatnonzero(candidates.doc_ords == doc_ord)[0])
+    (branches,) = branch_scores(candidates.take(slice(position, position + 1)), [pending])
     listed = named or any(column.ranks[position] for column in candidates.columns.values())
     return Explanation(
         doc_id=doc_id,
@@ -87,7 +88,7 @@ def explained(
         rank=position + 1 if listed else None,
         n_candidates=len(candidates.doc_ords) - (not listed),
         fusion=fusion_text(fusion),
-        branches=_branch_scores(candidates, position, pending),
+        branches=branches,
         terms={branch: tuple(terms[branch]) for branch in BRANCHES if branch in terms},
         pending=pending,
         named=named,
@@ -96,41 +97,52 @@ def explained(
 
 def make_hit(
     document: Document,
-    candidates: Candidates,
+    score: float,
+    branches: Mapping[Branch, BranchScore],
     shown: Snippet,
     terms: Sequence[TermScore],
     *,
     pending: bool,
-    by_document: bool = False,
     named: bool = False,
 ) -> Hit:
     """Return a document as a page of results shows it.
 
     Args:
         document: document with its text.
-        candidates: candidates that hold this document alone.
+        score: its score.
+        branches: each branch's part of the score.
         shown: passage of the text.
         terms: matched terms.
         pending: whether the document has no vectors yet.
-        by_document: whether the hit stands for the whole document of a passage.
         named: whether the query names the document.
     """
-    score = float(candidates.scores[0])
-    branches = _branch_scores(candidates, 0, pending)
-    passage = passage_of(document)
     return Hit(
-        document.doc_id if passage is None or not by_document else passage.document,
+        document.doc_id,
         score,
         document.title,
         shown.text,
-        document.metadata if passage is None else without_place(document.metadata),
+        document.metadata,
         cast(Mapping[Part, BranchScore], branches),
         tuple(terms),
         shown.highlights,
         pending=pending,
-        passage=passage,
         named=named,
     )
+
+
+def as_passage_hit(hit: Hit, document: Document, by_document: bool) -> Hit:
+    """Return the hit of a passage with its place; the hit of a whole document is unchanged.
+
+    Args:
+        hit: the hit.
+        document: the stored document or passage.
+        by_document: whether the hit stands for the whole document of a passage.
+    """
+    passage = passage_of(document)
+    if passage is None:
+        return hit
+    doc_id = passage.document if by_document else hit.doc_id
+    return dataclasses.replace(hit, doc_id=doc_id, metadata=without_place(document.metadata), passage=passage)
 
 
 def with_words(
@@ -235,15 +247,20 @@ def _table_rows(table: CachedTable, rows: IntArray | TermIds, dim: int) -> Float
     return kernel.mean_rows(table.embeddings, ids, alone, normalize=False, scales=table.scales, dim=dim)
 
 
-def _branch_scores(candidates: Candidates, position: int, pending: bool) -> dict[Branch, BranchScore]:
-    """Return each branch's part of one candidate; a branch that only ranks pending documents is one of theirs alone."""
-    parts: dict[Branch, BranchScore] = {}
+def branch_scores(candidates: Candidates, pending: Sequence[bool]) -> list[dict[Branch, BranchScore]]:
+    """Return each branch's part of each candidate; a branch that only ranks pending documents is one of theirs alone.
+
+    Args:
+        candidates: n candidates.
+        pending: whether each candidate has no vectors yet.
+    """
+    parts: list[dict[Branch, BranchScore]] = [{} for _ in pending]
     for name, column in candidates.columns.items():
-        branch = cast(Branch, name)
-        score, normalized = float(column.scores[position]), float(column.normalized[position])
-        if pending and branch != "tokens":
-            parts[branch] = BranchScore(None, None, None, column.weight)
-        elif not math.isnan(score):
-            known = None if math.isnan(normalized) else normalized
-            parts[branch] = BranchScore(score, known, int(column.ranks[position]) or None, column.weight)
+        branch, weight = cast(Branch, name), column.weight
+        values = zip(column.scores.tolist(), column.normalized.tolist(), column.ranks.tolist(), strict=True)
+        for part, is_pending, (score, normalized, rank) in zip(parts, pending, values, strict=True):
+            if is_pending and branch != "tokens":
+                part[branch] = BranchScore(None, None, None, weight)
+            elif not math.isnan(score):
+                part[branch] = BranchScore(score, None if math.isnan(normalized) else normalized, rank or None, weight)
     return parts

@@ -19,7 +19,16 @@ from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.encoding import QueryCoding
-from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms, with_words
+from lightir.search.explain import (
+    Explanation,
+    as_passage_hit,
+    branch_scores,
+    dense_terms,
+    explained,
+    make_hit,
+    matched_terms,
+    with_words,
+)
 from lightir.search.pages import Page, PageOptions, PageSearch
 from lightir.search.plan import Plan, plan
 from lightir.search.prepared import BoundPlan, PreparedSearch, bind
@@ -236,18 +245,19 @@ class Searcher:
         searched = prepared.branches(encoded) if encoded is not None and explain else None
         analyzer = view.word_analyzer
         hits = []
-        documents = view.documents(view.doc_ids(candidates.doc_ords))
+        documents = view.documents_at(candidates.doc_ords)
         shown = full_texts if full_text else snippets
         words = {} if encoded is None or encoded.tokens is None else encoded.tokens.words
         passages = shown([document.text for document in documents], query, analyzer, also=words)
-        for i, (document, passage) in enumerate(zip(documents, passages, strict=True)):
-            doc_ord = int(candidates.doc_ords[i])
-            terms = [] if searched is None else self._matched_terms(doc_ord, searched, prepared.plan)
+        doc_ords, pending = candidates.doc_ords.tolist(), view.waits[candidates.doc_ords].tolist()
+        all_named = frozenset(prepared.named.tolist())
+        scored = zip(candidates.scores.tolist(), branch_scores(candidates, pending), strict=True)
+        for i, (score, branches) in enumerate(scored):
+            terms = [] if searched is None else self._matched_terms(doc_ords[i], searched, prepared.plan)
             worded = with_words(terms, query, analyzer, words) if terms else []
-            pending = bool(view.waits[doc_ord])
-            alone = candidates.take(slice(i, i + 1))
-            kind = {"pending": pending, "by_document": prepared.by_document, "named": doc_ord in prepared.named}
-            hits.append(make_hit(document, alone, passage, worded, **kind))
+            named = doc_ords[i] in all_named
+            hit = make_hit(documents[i], score, branches, passages[i], worded, pending=pending[i], named=named)
+            hits.append(as_passage_hit(hit, documents[i], prepared.by_document) if view.has_passages else hit)
         return hits
 
     def explain(self, query: str, doc_id: str, options: SearchOptions = DEFAULT_OPTIONS) -> Explanation:

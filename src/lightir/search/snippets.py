@@ -66,8 +66,8 @@ def snippets(
             continue
         passage, cut_before, cut_after, matches = best
         if cut_before:
-            matches = tuple((start + 1, end + 1) for start, end in matches)
-        shown.append(Snippet(f"{'…' * cut_before}{passage}{'…' * cut_after}", matches))
+            passage, matches = f"…{passage}", tuple([(start + 1, end + 1) for start, end in matches])
+        shown.append(Snippet(f"{passage}…" if cut_after else passage, matches))
     return shown
 
 

@@ -62,7 +62,8 @@ def marks() -> str:
 
 def runs(text: str) -> list[str]:
     """Return the runs of a text in order, each of an unspaced script or a word with its combining marks."""
-    return (_RUN if _mark().search(text) is None else _run_with_marks()).findall(text)
+    has_marks = not text.isascii() and _mark().search(text) is not None
+    return (_run_with_marks() if has_marks else _RUN).findall(text)
 
 
 def is_unspaced(character: str) -> bool:
