@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, highlight, output_width, paint, printable, shorten, wrap
 from lightir.quantities import counted, format_duration
-from lightir.types import BranchScore, Hit, TermScore
+from lightir.search.hit_json import branch_json, hit_json, terms_json
+from lightir.types import BranchScore, Hit
 
 if TYPE_CHECKING:
     from lightir.search import LateReport
@@ -18,30 +19,6 @@ if TYPE_CHECKING:
 INDENT = "    "
 TERMS_SHOWN = 8
 NAMED = ", raised because the query names the document"
-
-
-def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
-    """Return a hit in the shape of `search --json`."""
-    branches = {name: _branch_json(branch, explain=explain) for name, branch in hit.branches.items()}
-    shown = {
-        "doc_id": hit.doc_id,
-        "score": hit.score,
-        "pending": hit.pending,
-        "title": hit.title,
-        "snippet": hit.snippet,
-        "highlights": [list(span) for span in hit.highlights],
-        "metadata": dict(hit.metadata),
-        "branches": branches,
-    }
-    if hit.late:
-        shown["late"] = True
-    if hit.named:
-        shown["named"] = True
-    if hit.passage is not None:
-        shown["passage"] = dataclasses.asdict(hit.passage)
-    if explain:
-        shown["terms"] = _terms_json(hit.terms)
-    return shown
 
 
 def result_json(
@@ -89,7 +66,7 @@ def print_result(
         if explain and hit.branches:
             print(paint(f"{INDENT}= {score_line(hit.branches)}{NAMED * hit.named}", DIM))
         if explain and hit.terms:
-            print(INDENT + paint(shorten(terms_line(_terms_json(hit.terms)), output_width() - len(INDENT)), DIM))
+            print(INDENT + paint(shorten(terms_line(terms_json(hit.terms)), output_width() - len(INDENT)), DIM))
 
 
 def print_explanation(query: str, explanation: Explanation) -> None:
@@ -106,14 +83,14 @@ def print_explanation(query: str, explanation: Explanation) -> None:
             print(f"{INDENT}{name} has no score: the document is pending")
             continue
         listed = "not in the branch's list" if branch.rank is None else f"#{branch.rank}"
-        terms = terms_line(_terms_json(explanation.terms.get(name, ())))
+        terms = terms_line(terms_json(explanation.terms.get(name, ())))
         print(INDENT + shorten(f"{name} {branch.score:.4g} {listed}  {terms}", output_width() - len(INDENT)))
 
 
 def explanation_json(query: str, explanation: Explanation) -> dict[str, Any]:
     """Return the JSON that explains a document's score."""
     branches = {
-        name: {**_branch_json(branch, explain=True), "terms": _terms_json(explanation.terms.get(name, ()))}
+        name: {**branch_json(branch, explain=True), "terms": terms_json(explanation.terms.get(name, ()))}
         for name, branch in explanation.branches.items()
     }
     return {
@@ -192,12 +169,3 @@ def _rank(rank: int | None) -> str:
 def _words(hit: Hit) -> set[str]:
     """Return the words of the snippet that match the query."""
     return {hit.snippet[start:end] for start, end in hit.highlights}
-
-
-def _branch_json(branch: BranchScore, *, explain: bool) -> dict[str, Any]:
-    shown: dict[str, Any] = {"score": branch.score, "rank": branch.rank}
-    return {**shown, "normalized": branch.normalized, "weight": branch.weight} if explain else shown
-
-
-def _terms_json(terms: Sequence[TermScore]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(term) for term in terms]

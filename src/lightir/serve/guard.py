@@ -1,0 +1,277 @@
+"""The gate of the service, in front of its routes: host and origin, keys, sizes, load, headers and metrics.
+
+It is plain ASGI, since a framework's middleware would cost more per request than a search.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lightir.serve.keys import ApiKeys, Role
+from lightir.serve.metrics import Metrics
+from lightir.serve.options import LOCAL_HOSTS, MAX_JSON_DEPTH, ServeOptions
+from lightir.serve.problems import RETRY_AFTER_S, Problem
+
+STREAMED = "/v1/documents/bulk"
+"""Path of streams, whose bodies are not read as a whole."""
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""Paths that need no key."""
+
+READS = frozenset(
+    {
+        "/",
+        "/v1/search",
+        "/v1/encode",
+        "/v1/embeddings",
+        "/v1/documents/get",
+        "/v1/documents/list",
+        "/embed",
+        "/embed_sparse",
+        "/rerank",
+    }
+)
+"""Paths whose POST changes nothing. Everything else but GET and HEAD needs the role "write"."""
+
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+SECURITY_NAMES = frozenset(name for name, _ in SECURITY_HEADERS)
+
+Headers: TypeAlias = Mapping[bytes, bytes]
+"""The headers of a request by their names in lower case; of a repeated one the last."""
+
+FastRoute: TypeAlias = Callable[[bytes], Awaitable[bytes | None]]
+"""Function from the body of a POST request, which is JSON, to that of its response; None to leave it to the app."""
+
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+class Guard:
+    """Refuses what may not pass, and counts what does."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: ServeOptions,
+        keys: ApiKeys | None,
+        metrics: Metrics,
+        fast: Mapping[str, FastRoute] | None = None,
+    ) -> None:
+        """Put the gate in front of an app.
+
+        Args:
+            app: the routes.
+            fast: routes by path that answer in place of the app, which costs more than a search. They leave to it
+                whatever is not an ordinary request.
+            options: limits and allowed hosts.
+            keys: accepted keys; None if no request needs one.
+            metrics: metrics to count in.
+        """
+        self._app = app
+        self._options = options
+        self._keys = keys
+        self._metrics = metrics
+        self._fast = dict(fast or {})
+        self._hosts = frozenset({*LOCAL_HOSTS, options.host.lower(), *(host.lower() for host in options.allow_hosts)})
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 500
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = {name for name, _ in message["headers"]} & SECURITY_NAMES
+                message["headers"] += [header for header in SECURITY_HEADERS if header[0] not in own]
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, send_guarded)
+        except Problem as problem:
+            await respond(problem, scope, receive, send_guarded)
+        finally:
+            route = scope.get("answered") or getattr(scope.get("route"), "path", "unknown")
+            self._metrics.count(scope["method"], route, status, time.perf_counter() - started)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: Headers = dict(scope["headers"])
+        self._check_host(headers)
+        self._check_origin(scope["method"], headers)
+        self._check_key(scope["method"], scope["path"], headers)
+        if self._running >= self._options.max_requests and scope["path"] not in OPEN_PATHS:
+            self._metrics.refuse("requests")
+            raise Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{self._options.max_requests} requests are being answered; send this one again later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._running += 1
+        try:
+            if scope["path"] != STREAMED and scope["method"] not in ("GET", "HEAD"):
+                body = await self._body(headers, receive)
+                fast = self._fast.get(scope["path"]) if scope["method"] == "POST" else None
+                if fast is not None and headers.get(b"content-type", b"").startswith(b"application/json"):
+                    answer = await fast(body)
+                    if answer is not None:
+                        scope["answered"] = scope["path"]
+                        await _send_json(answer, send)
+                        return
+                receive = _replay(body, receive)
+            await self._app(scope, receive, send)
+        finally:
+            self._running -= 1
+
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse other names than the service's own, which a web page may have pointed here (DNS rebinding)."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        if "*" not in self._hosts and _host_name(host) not in self._hosts:
+            raise Problem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"the Host header is {host[:100]!r}; expected {', '.join(sorted(self._hosts))}. Allow another name "
+                "with --allow-host",
+            )
+
+    def _check_origin(self, method: str, headers: Headers) -> None:
+        """Refuse web pages of other origins, which could send requests in their visitors' names."""
+        given = headers.get(b"origin")
+        if given is None or method in ("GET", "HEAD"):
+            return
+        origin = given.decode("latin-1")
+        if origin in self._options.allow_origins:
+            return
+        try:
+            same = urlsplit(origin).netloc == headers.get(b"host", b"").decode("latin-1")
+        except ValueError:
+            same = False
+        if not same:
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                f"web pages of {origin[:100]!r} may not use this service; allow them with --allow-origin",
+            )
+
+    def _check_key(self, method: str, path: str, headers: Headers) -> None:
+        if self._keys is None or path in OPEN_PATHS:
+            return
+        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        key = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", b"").decode("latin-1")
+        if not key:
+            raise Problem(HTTPStatus.UNAUTHORIZED, "an API key is required: Authorization: Bearer KEY")
+        known = self._keys.find(key)
+        if known is None:
+            self._metrics.refuse("key")
+            raise Problem(HTTPStatus.UNAUTHORIZED, "the API key is unknown")
+        if required_role(method, path) == "write" and known.role != "write":
+            raise Problem(
+                HTTPStatus.FORBIDDEN, f"the API key of {known.name!r} has the role read; this request needs write"
+            )
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            Problem: it is too long (413), nested too deeply (400), or does not arrive in time (408).
+        """
+        most = self._options.max_body_bytes
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared[:20]) > most:
+            raise self._too_long()
+        parts: list[bytes] = []
+        size = 0
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout(self._options.timeout_s):
+                    message = await receive()
+            except TimeoutError:
+                detail = f"no part of the body arrived within {self._options.timeout_s:g} s"
+                raise Problem(HTTPStatus.REQUEST_TIMEOUT, detail) from None
+            if message["type"] == "http.disconnect":
+                break
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > most:
+                raise self._too_long()
+            more = message.get("more_body", False)
+        body = b"".join(parts)
+        if is_nested_deeper(body, MAX_JSON_DEPTH):
+            raise Problem(HTTPStatus.BAD_REQUEST, f"the body is nested deeper than {MAX_JSON_DEPTH} levels")
+        return body
+
+    def _too_long(self) -> Problem:
+        self._metrics.refuse("body")
+        return Problem(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the body has more than {self._options.max_body_bytes:,} bytes; send less at once, or documents as a "
+            f"stream of NDJSON to {STREAMED}",
+        )
+
+
+def required_role(method: str, path: str) -> Role:
+    """Return the role that a request needs; "write" for whatever is not known to change nothing."""
+    return "read" if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and path in READS) else "write"
+
+
+def is_nested_deeper(body: bytes, levels: int) -> bool:
+    """Return whether a JSON text has more than a number of levels. Of text that is not JSON the brackets count too."""
+    if body.count(b"[") + body.count(b"{") <= levels:
+        return False
+    depth = 0
+    for match in _BRACKETS.finditer(body):
+        first = match[0][:1]
+        if first in b"[{":
+            depth += 1
+            if depth > levels:
+                return True
+        elif first in b"]}":
+            depth -= 1
+    return False
+
+
+async def respond(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send a problem."""
+    response = Response(problem.body(scope["path"]), problem.status, problem.headers())
+    await response(scope, receive, send)
+
+
+async def _send_json(body: bytes, send: Send) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header without its port, in lower case."""
+    name = host.lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0].removesuffix(".")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a function that receives a body that was read, and then what follows."""
+    first: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return first.pop() if first else await receive()
+
+    return replayed
