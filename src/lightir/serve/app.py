@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from lightir.errors import LightirError
 from lightir.serve.context import Context
@@ -68,9 +70,10 @@ def create_app(service: SearchService, keys: ApiKeys | None = None) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    for routes in (search_routes, document_routes, embedding_routes, status_routes):
-        app.include_router(routes(context))
-    _handle_errors(app, context.metrics)
+    routers = [routes(context) for routes in (search_routes, document_routes, embedding_routes, status_routes)]
+    for router in routers:
+        app.include_router(router)
+    _handle_errors(app, context.metrics, [route for router in routers for route in router.routes])
     app.add_middleware(Guard, options=options, keys=keys, metrics=context.metrics, fast=fast_routes(context))
     if options.allow_origins:
         app.add_middleware(
@@ -94,7 +97,13 @@ async def _refresh_often(context: Context) -> None:
                 logger.warning("an earlier state of the index is served: %s", known)
 
 
-def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
+def _methods(routes: Sequence[BaseRoute], path: str) -> list[str]:
+    """Return the methods that a path has."""
+    known = [route for route in routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
+    return sorted({method for route in known for method in route.methods or ()})
+
+
+def _handle_errors(app: FastAPI, metrics: Metrics, routes: Sequence[BaseRoute]) -> None:
     """Answer errors with problem details."""
 
     def answer(request: Request, problem: Problem) -> Response:
@@ -135,6 +144,8 @@ def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
         problem = Problem(error.status_code, printable(str(error.detail)))
         response = answer(request, problem)
         response.headers.update(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the framework names those of the first route alone
+            response.headers["allow"] = ", ".join(_methods(routes, request.url.path))
         return response
 
     @app.exception_handler(Exception)

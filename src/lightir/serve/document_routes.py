@@ -66,7 +66,7 @@ def _add_reads(router: APIRouter, context: Context) -> None:
         return json_response(document_json(await lane.run("get", lambda: service.document(doc_id))))
 
     @router.post(
-        "/v1/documents/get",
+        "/v1/get",
         summary="Get several documents",
         tags=["documents"],
         response_model=None,
@@ -77,7 +77,7 @@ def _add_reads(router: APIRouter, context: Context) -> None:
         return json_response({"documents": [document_json(document) for document in documents]})
 
     @router.post(
-        "/v1/documents/list",
+        "/v1/list",
         summary="List ids of documents by filter",
         tags=["documents"],
         response_model=None,
@@ -135,7 +135,7 @@ def _add_changes(router: APIRouter, context: Context) -> None:
         return await _changed(context, Delete([doc_id]), wait)
 
     @router.post(
-        "/v1/documents/delete",
+        "/v1/delete",
         summary="Delete documents by ids or by a filter",
         tags=["documents"],
         response_model=None,
@@ -293,10 +293,16 @@ async def _lines(request: Request, context: Context) -> AsyncIterator[bytes]:
             break
         *lines, tail = part.split(b"\n")
         for line in lines:
-            yield bytes(rest) + line
+            rest += line
+            _check_line(rest, options.max_body_bytes)
+            yield bytes(rest)
             rest.clear()
         rest += tail
-        if len(rest) > options.max_body_bytes:
-            raise InvalidInput(f"a line has more than {options.max_body_bytes:,} bytes; expected a document per line")
+        _check_line(rest, options.max_body_bytes)
     if rest:
         yield bytes(rest)
+
+
+def _check_line(line: bytearray, most: int) -> None:
+    if len(line) > most:
+        raise InvalidInput(f"a line has more than {most:,} bytes; expected a document per line")

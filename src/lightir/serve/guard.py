@@ -21,7 +21,7 @@ from lightir.serve.metrics import Metrics
 from lightir.serve.options import LOCAL_HOSTS, MAX_JSON_DEPTH, ServeOptions
 from lightir.serve.problems import RETRY_AFTER_S, Problem
 
-STREAMED = "/v1/documents/bulk"
+STREAMED = "/v1/bulk"
 """Path of streams, whose bodies are not read as a whole."""
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -33,8 +33,8 @@ READS = frozenset(
         "/v1/search",
         "/v1/encode",
         "/v1/embeddings",
-        "/v1/documents/get",
-        "/v1/documents/list",
+        "/v1/get",
+        "/v1/list",
         "/embed",
         "/embed_sparse",
         "/rerank",
@@ -111,7 +111,7 @@ class Guard:
             await respond(problem, scope, receive, send_guarded)
         finally:
             route = scope.get("answered") or getattr(scope.get("route"), "path", "unknown")
-            self._metrics.count(scope["method"], route, status, time.perf_counter() - started)
+            self._metrics.count(scope["method"], str(route), status, time.perf_counter() - started)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = dict(scope["headers"])

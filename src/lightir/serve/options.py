@@ -56,7 +56,7 @@ class ServeOptions:
         threads: number of threads for slow searches.
 
     Raises:
-        InvalidInput: a limit below 1, or an address that is not loopback without keys.
+        InvalidInput: a port above 65,535, a limit below 1, or an address that is not loopback without keys.
     """
 
     host: str = "127.0.0.1"
@@ -75,6 +75,8 @@ class ServeOptions:
     threads: int = 4
 
     def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise InvalidInput(f"port is {self.port}; expected 0 to 65,535")
         for name in ("max_body_bytes", "max_requests", "max_writes", "threads"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} is {getattr(self, name)!r}; expected at least 1")

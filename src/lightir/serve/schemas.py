@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from lightir.serve.options import (
     MAX_DOCUMENTS,
@@ -17,6 +17,13 @@ from lightir.serve.options import (
 )
 from lightir.types import Document
 
+
+def _whole(value: Any) -> Any:
+    """Return 2 for 2.0, which JSON does not distinguish."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 QueryText = Annotated[str, Field(max_length=MAX_QUERY_CHARACTERS)]
 DocId = Annotated[str, Field(min_length=1, max_length=2500)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
@@ -24,13 +31,13 @@ Json = dict[str, Any]
 
 
 class Body(BaseModel):
-    """A body whose unknown members are errors."""
+    """A body whose unknown members are errors, and whose values have the types that they are documented to have."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def _example(*examples: Json) -> ConfigDict:
-    return ConfigDict(extra="forbid", json_schema_extra={"examples": [*examples]})
+def _example(*examples: Json, extra: Literal["forbid", "ignore"] = "forbid") -> ConfigDict:
+    return ConfigDict(extra=extra, strict=True, json_schema_extra={"examples": [*examples]})
 
 
 class SearchRequest(Body):
@@ -45,16 +52,16 @@ class SearchRequest(Body):
     query: QueryText | Annotated[list[QueryText], Field(min_length=1, max_length=MAX_QUERIES)] = Field(
         description="text of the query, or a list; white space alone lists the documents that pass the filter"
     )
-    k: int = Field(10, ge=1, le=MAX_K, description="number of hits per query")
-    offset: int = Field(0, ge=0, le=MAX_OFFSET, description="number of hits to skip; the answer then has a total")
+    k: Whole = Field(10, ge=1, le=MAX_K, description="number of hits per query")
+    offset: Whole = Field(0, ge=0, le=MAX_OFFSET, description="number of hits to skip; the answer then has a total")
     mode: str | None = Field(None, description="branches: hybrid, dense, sparse, tokens, or several joined by +")
     fusion: str | None = Field(None, description="fusion method, such as absolute, linear:min-max or rrf")
     weights: dict[str, float] | None = Field(None, description="weight of each branch")
-    depth: int | None = Field(None, ge=1, le=100_000, description="number of documents per branch that are fused")
+    depth: Whole | None = Field(None, ge=1, le=100_000, description="number of documents per branch that are fused")
     filter: Json | None = Field(None, description='condition on the metadata, such as {"year": {"gte": 2015}}')
     exclude: Annotated[list[str], Field(max_length=MAX_DOCUMENTS)] = Field([], description="ids to leave out")
     min_score: float | None = Field(None, description="score below which hits are left out", allow_inf_nan=False)
-    facets: list[str] | dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(
+    facets: list[str] | dict[str, Annotated[Whole, Field(ge=1, le=1000)]] = Field(
         [], description="fields whose values to count: names, or names with numbers of values (default 10)"
     )
     sort: str | None = Field(None, description="field to sort by, such as price or price:desc")
@@ -141,7 +148,7 @@ class ListRequest(Body):
 
     filter: Json | None = Field(None, description="condition on the metadata")
     after: str | None = Field(None, description="id after which the part begins")
-    limit: int = Field(100, ge=1, le=10_000, description="maximum number of ids")
+    limit: Whole = Field(100, ge=1, le=10_000, description="maximum number of ids")
 
 
 class EncodeRequest(Body):
@@ -157,30 +164,30 @@ class EncodeRequest(Body):
 class EmbeddingsRequest(BaseModel):
     """OpenAI's request for embeddings."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "any", "input": ["how do vaccines work"]}]})
+    model_config = _example({"model": "any", "input": ["how do vaccines work"]}, extra="ignore")
 
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
     model: str = Field("", description="ignored: the service has one model")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1, description="width of the vectors")
+    dimensions: Whole | None = Field(None, ge=1, description="width of the vectors")
     user: str | None = Field(None, description="ignored")
 
 
 class TeiRequest(BaseModel):
     """A request of text-embeddings-inference for embeddings."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["how do vaccines work"]}]})
+    model_config = _example({"inputs": ["how do vaccines work"]}, extra="ignore")
 
     inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
     truncate: bool | None = Field(None, description="ignored: texts have no maximum of tokens")
     normalize: bool = Field(True, description="must be true: vectors have length 1")
-    dimensions: int | None = Field(None, ge=1, description="width of the vectors")
+    dimensions: Whole | None = Field(None, ge=1, description="width of the vectors")
 
 
 class TeiSparseRequest(BaseModel):
     """A request of text-embeddings-inference for sparse embeddings."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "how do vaccines work"}]})
+    model_config = _example({"inputs": "how do vaccines work"}, extra="ignore")
 
     inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
     truncate: bool | None = Field(None, description="ignored: texts have no maximum of tokens")
@@ -189,9 +196,7 @@ class TeiSparseRequest(BaseModel):
 class TeiRerankRequest(BaseModel):
     """A request of text-embeddings-inference to rank texts."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"query": "deep learning", "texts": ["a cake", "a neural network"]}]}
-    )
+    model_config = _example({"query": "deep learning", "texts": ["a cake", "a neural network"]}, extra="ignore")
 
     query: QueryText
     texts: Annotated[list[Text], Field(min_length=1, max_length=MAX_DOCUMENTS)]

@@ -51,7 +51,15 @@ def status_routes(context: Context) -> APIRouter:
             }
         )
 
-    @router.get("/metrics", summary="Return metrics for Prometheus", response_model=None, responses=problems())
+    text = {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
+
+    @router.get(
+        "/metrics",
+        summary="Return metrics for Prometheus",
+        response_class=Response,
+        response_model=None,
+        responses={**problems(), 200: text},
+    )
     async def metrics() -> Response:
         return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
