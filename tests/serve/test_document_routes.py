@@ -24,7 +24,7 @@ def stored(folder: Path) -> dict[str, str]:
         return {doc_id: document.text for doc_id, document in index.get(index.ids()).items()}
 
 
-@pytest.mark.parametrize("doc_id", ["new", "a/b", "ä ö", "100%", "..", "a?b#c", "bulk", "get"])
+@pytest.mark.parametrize("doc_id", ["new", "a/b", "ä ö", "100%", "..", "a?b#c", "bulk", "line\nbreak"])
 def test_a_document_is_added_replaced_and_deleted(shop: Path, connect: Any, doc_id: str) -> None:
     from urllib.parse import quote
 

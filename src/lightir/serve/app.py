@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 
@@ -37,6 +38,7 @@ Semantic search without a model at query time. Errors are problem details (RFC 9
 searchable and durable when it is answered.
 """
 MAX_SHOWN_ERRORS = 20
+_TYPE_NAME = re.compile(r"[\[(]|^(str|constrained-str|function-.*)$")
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,11 @@ async def _refresh_often(context: Context) -> None:
                 logger.warning("an earlier state of the index is served: %s", known)
 
 
+def _place(location: Sequence[str | int]) -> str:
+    """Return the place of an error as a path, without the names of the types that a value may have."""
+    return "/".join(str(part) for part in location if not (isinstance(part, str) and _TYPE_NAME.search(part)))
+
+
 def _methods(routes: Sequence[BaseRoute], path: str) -> list[str]:
     """Return the methods that a path has."""
     known = [route for route in routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
@@ -132,7 +139,7 @@ def _handle_errors(app: FastAPI, metrics: Metrics, routes: Sequence[BaseRoute]) 
     @app.exception_handler(RequestValidationError)
     async def of_validation(request: Request, error: RequestValidationError) -> Response:
         errors = [
-            {"at": "/".join(map(str, entry["loc"])), "message": printable(entry["msg"])}
+            {"at": _place(entry["loc"]), "message": printable(entry["msg"])}
             for entry in error.errors()[:MAX_SHOWN_ERRORS]
         ]
         detail = "; ".join(f"{entry['at']}: {entry['message']}" for entry in errors) or "the request is malformed"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import ValidationError
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
 
 from lightir.errors import InvalidInput, LightirError
@@ -28,6 +29,15 @@ from lightir.serve.schemas import (
 from lightir.serve.service import document_json
 from lightir.serve.writing import Change, Delete, DeleteWhere, Job, QueueFull, SetMetadata, Upsert, WriteQueue
 from lightir.types import Document
+
+
+class DocumentConvertor(PathConvertor):
+    """A path parameter that takes all characters, line breaks too."""
+
+    regex = "(?s:.+)"
+
+
+register_url_convertor("document", DocumentConvertor())
 
 STREAM_DOCUMENTS = 500
 """Maximum number of documents per commit of a stream."""
@@ -56,7 +66,7 @@ def _add_reads(router: APIRouter, context: Context) -> None:
     service, lane = context.service, context.lane
 
     @router.get(
-        "/v1/documents/{doc_id:path}",
+        "/v1/documents/{doc_id:document}",
         summary="Get a document",
         tags=["documents"],
         response_model=None,
@@ -94,7 +104,7 @@ def _add_reads(router: APIRouter, context: Context) -> None:
 
 def _add_changes(router: APIRouter, context: Context) -> None:
     @router.put(
-        "/v1/documents/{doc_id:path}",
+        "/v1/documents/{doc_id:document}",
         summary="Add or replace a document",
         tags=["documents"],
         response_model=None,
@@ -115,7 +125,7 @@ def _add_changes(router: APIRouter, context: Context) -> None:
         return await _changed(context, Upsert([item.document() for item in body.documents]), wait)
 
     @router.patch(
-        "/v1/documents/{doc_id:path}",
+        "/v1/documents/{doc_id:document}",
         summary="Change metadata of a document",
         tags=["documents"],
         response_model=None,
@@ -125,7 +135,7 @@ def _add_changes(router: APIRouter, context: Context) -> None:
         return await _changed(context, SetMetadata({doc_id: body.metadata}), wait)
 
     @router.delete(
-        "/v1/documents/{doc_id:path}",
+        "/v1/documents/{doc_id:document}",
         summary="Delete a document",
         tags=["documents"],
         response_model=None,

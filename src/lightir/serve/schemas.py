@@ -23,7 +23,9 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+WHOLE = BeforeValidator(_whole)
+"""Takes whole numbers however they are written; it stands after the limits, which the schema then has."""
+
 QueryText = Annotated[str, Field(max_length=MAX_QUERY_CHARACTERS)]
 DocId = Annotated[str, Field(min_length=1, max_length=2500)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
@@ -52,16 +54,20 @@ class SearchRequest(Body):
     query: QueryText | Annotated[list[QueryText], Field(min_length=1, max_length=MAX_QUERIES)] = Field(
         description="text of the query, or a list; white space alone lists the documents that pass the filter"
     )
-    k: Whole = Field(10, ge=1, le=MAX_K, description="number of hits per query")
-    offset: Whole = Field(0, ge=0, le=MAX_OFFSET, description="number of hits to skip; the answer then has a total")
+    k: Annotated[int, Field(ge=1, le=MAX_K, description="number of hits per query"), WHOLE] = 10
+    offset: Annotated[
+        int, Field(ge=0, le=MAX_OFFSET, description="number of hits to skip; the answer then has a total"), WHOLE
+    ] = 0
     mode: str | None = Field(None, description="branches: hybrid, dense, sparse, tokens, or several joined by +")
     fusion: str | None = Field(None, description="fusion method, such as absolute, linear:min-max or rrf")
     weights: dict[str, float] | None = Field(None, description="weight of each branch")
-    depth: Whole | None = Field(None, ge=1, le=100_000, description="number of documents per branch that are fused")
+    depth: Annotated[int, Field(ge=1, le=100_000), WHOLE] | None = Field(
+        None, description="number of documents per branch that are fused"
+    )
     filter: Json | None = Field(None, description='condition on the metadata, such as {"year": {"gte": 2015}}')
     exclude: Annotated[list[str], Field(max_length=MAX_DOCUMENTS)] = Field([], description="ids to leave out")
     min_score: float | None = Field(None, description="score below which hits are left out", allow_inf_nan=False)
-    facets: list[str] | dict[str, Annotated[Whole, Field(ge=1, le=1000)]] = Field(
+    facets: list[str] | dict[str, Annotated[int, Field(ge=1, le=1000), WHOLE]] = Field(
         [], description="fields whose values to count: names, or names with numbers of values (default 10)"
     )
     sort: str | None = Field(None, description="field to sort by, such as price or price:desc")
@@ -148,7 +154,7 @@ class ListRequest(Body):
 
     filter: Json | None = Field(None, description="condition on the metadata")
     after: str | None = Field(None, description="id after which the part begins")
-    limit: Whole = Field(100, ge=1, le=10_000, description="maximum number of ids")
+    limit: Annotated[int, Field(ge=1, le=10_000, description="maximum number of ids"), WHOLE] = 100
 
 
 class EncodeRequest(Body):
@@ -169,7 +175,7 @@ class EmbeddingsRequest(BaseModel):
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
     model: str = Field("", description="ignored: the service has one model")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Whole | None = Field(None, ge=1, description="width of the vectors")
+    dimensions: Annotated[int, Field(ge=1), WHOLE] | None = Field(None, description="width of the vectors")
     user: str | None = Field(None, description="ignored")
 
 
@@ -181,7 +187,7 @@ class TeiRequest(BaseModel):
     inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
     truncate: bool | None = Field(None, description="ignored: texts have no maximum of tokens")
     normalize: bool = Field(True, description="must be true: vectors have length 1")
-    dimensions: Whole | None = Field(None, ge=1, description="width of the vectors")
+    dimensions: Annotated[int, Field(ge=1), WHOLE] | None = Field(None, description="width of the vectors")
 
 
 class TeiSparseRequest(BaseModel):
