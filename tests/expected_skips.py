@@ -16,6 +16,7 @@ EXPECTED = {
     r"sdpa has no softcap": ENVIRONMENTS,
     r"could not import '(torch|model2vec|sentence_transformers)[\w.]*': .*": ("light",),
     r"could not import '(usearch|datasets|bm25s|faiss|tensorboard)': .*": ("light", "lowest"),
+    r"could not import '(openai|huggingface_hub|schemathesis)': .*": ("light", "lowest"),
     r"could not import '(torchao|bitsandbytes|model2vec|sentence_transformers)[\w.]*': .*": ("light", "lowest"),
     r"needs the extra train": ("light",),
     r"needs the extra ann|one fixture has a graph": ("light", "lowest"),

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
+import importlib.util
 import pkgutil
 import sys
 
 BLOCKED = frozenset({"torch", "transformers", "peft", "accelerate"})
 # __main__ runs the command line when it is imported.
 HEAVY = frozenset({"lightir.models", "lightir.train", "lightir.encode", "lightir.__main__"})
+EXTRAS = {"lightir.serve": "fastapi"}
+"""Rooms that need a package of an extra; they are left out where it is not installed."""
 
 
 class Blocker(importlib.abc.MetaPathFinder):
@@ -28,7 +31,8 @@ def import_light_modules(package: str = "lightir") -> list[str]:
     """Import a package and all light modules below it; return their names."""
     names = [package]
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
-        if module.name in HEAVY:
+        extra = EXTRAS.get(module.name)
+        if module.name in HEAVY or (extra is not None and importlib.util.find_spec(extra) is None):
             continue
         if module.ispkg:
             names += import_light_modules(module.name)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import ValidationError
-from starlette.convertors import PathConvertor, register_url_convertor
+from starlette import convertors
 from starlette.responses import Response
 
 from lightir.errors import InvalidInput, LightirError
@@ -31,13 +31,13 @@ from lightir.serve.writing import Change, Delete, DeleteWhere, Job, QueueFull, S
 from lightir.types import Document
 
 
-class DocumentConvertor(PathConvertor):
+class DocumentIds(convertors.PathConvertor):
     """A path parameter that takes all characters, line breaks too."""
 
     regex = "(?s:.+)"
 
 
-register_url_convertor("document", DocumentConvertor())
+convertors.register_url_convertor("document", DocumentIds())
 
 STREAM_DOCUMENTS = 500
 """Maximum number of documents per commit of a stream."""
