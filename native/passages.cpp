@@ -336,7 +336,7 @@ void PassageFinder::scan(std::string_view text, Missing& missing) {
     n_characters_ = n;
 }
 
-// Returns the first byte of the character that is n characters before a byte, where there are so many.
+// Returns the first byte of the character that is n characters before a byte.
 size_t PassageFinder::back(std::string_view text, size_t at, size_t n, Missing& missing) const {
     const auto before = [&](size_t byte) {
         do --byte;

@@ -18,9 +18,9 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from lightir.index import Field, IndexOptions, Schema, build_index, document_shards
-from lightir.serve.app import create_app
-from lightir.serve.keys import ApiKeys
-from lightir.serve.options import ServeOptions
+from lightir.serve.api_keys import ApiKeys
+from lightir.serve.http_app import create_app
+from lightir.serve.serve_options import ServeOptions
 from lightir.serve.service import SearchService
 from lightir.types import Document
 from small_collections import animal_shard, word_contract, word_table, write_folder

@@ -1,4 +1,4 @@
-"""What schemathesis lacks: how to write a stream of NDJSON."""
+"""A serializer that schemathesis lacks, for a stream of NDJSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gate refuses: keys, hosts, origins, sizes, depth, load; and the headers of every answer."""
+"""Refusals of the gate: keys, hosts, origins, sizes, depth, load; and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.serve.api_keys import ApiKeys, add_key, remove_key
 from lightir.serve.guard import READS, SECURITY_HEADERS, is_nested_deeper, required_role
-from lightir.serve.keys import ApiKeys, add_key, remove_key
-from lightir.serve.options import ServeOptions
+from lightir.serve.serve_options import ServeOptions
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from lightir.errors import IndexLocked, InvalidInput
 from lightir.index import Index, IndexWriter
-from lightir.serve.writing import Delete, QueueFull, SetMetadata, Stopping, Upsert, WriteQueue
+from lightir.serve.writing import Delete, QueueFull, ServiceStops, SetMetadata, Upsert, WriteQueue
 from lightir.types import Document
 
 
@@ -69,7 +69,7 @@ def test_a_full_queue_refuses_and_a_stopped_one_too(shop: Path) -> None:
         with pytest.raises(QueueFull, match="2 changes wait"):
             writes.submit(Upsert([Document("n3", "x")]))
     writes.close()
-    with pytest.raises(Stopping):
+    with pytest.raises(ServiceStops):
         writes.submit(Delete(["x"]))
     writes.close()
     assert all(job.state == "done" for job in accepted)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print a new key, or remove one."""
-    from lightir.serve.keys import add_key, remove_key
+    from lightir.serve.api_keys import add_key, remove_key
 
     path = Path(args.file)
     if args.remove:

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Serve until a signal comes."""
     from lightir.errors import MissingExtra
-    from lightir.serve.options import ServeOptions
+    from lightir.serve.serve_options import ServeOptions
 
     options = ServeOptions(
         host=args.host,

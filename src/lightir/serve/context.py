@@ -1,4 +1,4 @@
-"""What routes share: the service, where work runs, metrics, and how they answer."""
+"""The context of the routes: the service, the lane that runs work, metrics, and forms of answers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ JSON_TYPE = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What routes share.
+    """The parts that all routes use.
 
     Attributes:
         service: the served index.
-        lane: where searches run.
+        lane: the lane that runs searches.
         metrics: metrics.
     """
 

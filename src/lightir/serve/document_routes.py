@@ -16,7 +16,7 @@ from lightir.errors import InvalidInput, LightirError
 from lightir.serve.context import Context, json_response, problems
 from lightir.serve.guard import STREAMED
 from lightir.serve.problems import Problem, printable, problem_of
-from lightir.serve.responses import BulkResult, IdList, JobBody, JobList, StoredDocument, StoredDocuments
+from lightir.serve.responses import BulkResult, FoundDocument, FoundDocuments, IdList, JobBody, JobList
 from lightir.serve.schemas import (
     DeleteRequest,
     DocumentBody,
@@ -31,13 +31,13 @@ from lightir.serve.writing import Change, Delete, DeleteWhere, Job, QueueFull, S
 from lightir.types import Document
 
 
-class DocumentIds(convertors.PathConvertor):
+class IdInPath(convertors.PathConvertor):
     """A path parameter that takes all characters, line breaks too."""
 
     regex = "(?s:.+)"
 
 
-convertors.register_url_convertor("document", DocumentIds())
+convertors.register_url_convertor("document", IdInPath())
 
 STREAM_DOCUMENTS = 500
 """Maximum number of documents per commit of a stream."""
@@ -70,7 +70,7 @@ def _add_reads(router: APIRouter, context: Context) -> None:
         summary="Get a document",
         tags=["documents"],
         response_model=None,
-        responses={**problems(404), 200: {"model": StoredDocument, "description": "The document"}},
+        responses={**problems(404), 200: {"model": FoundDocument, "description": "The document"}},
     )
     async def get_document(doc_id: IdParameter) -> Response:
         return json_response(document_json(await lane.run("get", lambda: service.document(doc_id))))
@@ -80,7 +80,7 @@ def _add_reads(router: APIRouter, context: Context) -> None:
         summary="Get several documents",
         tags=["documents"],
         response_model=None,
-        responses={**problems(), 200: {"model": StoredDocuments, "description": "The documents that exist"}},
+        responses={**problems(), 200: {"model": FoundDocuments, "description": "The documents that exist"}},
     )
     async def get_documents(asked: IdsRequest) -> Response:
         documents = await lane.run("get several", lambda: service.documents(asked.doc_ids))
@@ -272,8 +272,8 @@ async def _batches(request: Request, context: Context) -> AsyncIterator[list[Doc
             documents.append(DocumentItem.model_validate_json(line).document())
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            place = "/".join(map(str, first["loc"])) or "the line"
-            raise InvalidInput(f"line {number}: {place}: {printable(first['msg'])}") from None
+            field = "/".join(map(str, first["loc"])) or "the line"
+            raise InvalidInput(f"line {number}: {field}: {printable(first['msg'])}") from None
         n_bytes += len(line)
         if len(documents) == STREAM_DOCUMENTS or n_bytes >= most:
             yield documents

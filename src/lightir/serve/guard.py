@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lightir.serve.keys import ApiKeys, Role
+from lightir.serve.api_keys import ApiKeys, Role
 from lightir.serve.metrics import Metrics
-from lightir.serve.options import LOCAL_HOSTS, MAX_JSON_DEPTH, ServeOptions
 from lightir.serve.problems import RETRY_AFTER_S, Problem
+from lightir.serve.serve_options import LOCAL_HOSTS, MAX_JSON_DEPTH, ServeOptions
 
 STREAMED = "/v1/bulk"
 """Path of streams, whose bodies are not read as a whole."""

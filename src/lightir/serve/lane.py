@@ -1,4 +1,4 @@
-"""Where work runs: in the event loop while it is fast, in threads once it is slow."""
+"""A lane runs work in the event loop while it is fast, and in threads once it is slow."""
 
 from __future__ import annotations
 

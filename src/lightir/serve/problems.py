@@ -47,7 +47,7 @@ class Problem(Exception):
 
         Args:
             status: HTTP status.
-            detail: what is wrong, the value, what was expected, and what to do.
+            detail: message with the error, the value, the expectation and the remedy.
             retry_after_s: number of seconds after which to try again; None if that does not help.
             extra: further members of the problem's object.
         """

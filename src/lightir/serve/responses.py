@@ -76,7 +76,7 @@ class SearchResults(BaseModel):
     results: list[SearchResult]
 
 
-class StoredDocument(BaseModel):
+class FoundDocument(BaseModel):
     """A document of the index."""
 
     doc_id: str
@@ -85,10 +85,10 @@ class StoredDocument(BaseModel):
     metadata: dict[str, Any]
 
 
-class StoredDocuments(BaseModel):
+class FoundDocuments(BaseModel):
     """Documents of the index; ids without a document are omitted."""
 
-    documents: list[StoredDocument]
+    documents: list[FoundDocument]
 
 
 class IdList(BaseModel):

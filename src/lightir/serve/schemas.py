@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from lightir.serve.options import (
+from lightir.serve.serve_options import (
     MAX_DOCUMENTS,
     MAX_K,
     MAX_OFFSET,

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from lightir.errors import InvalidInput
 from lightir.serve.context import Context, json_response, problems
 from lightir.serve.guard import is_nested_deeper
-from lightir.serve.options import MAX_JSON_DEPTH, MAX_K, MAX_OFFSET, MAX_QUERY_CHARACTERS
 from lightir.serve.responses import EncodeResult, SearchResult, SearchResults
 from lightir.serve.schemas import EncodeRequest, SearchRequest
+from lightir.serve.serve_options import MAX_JSON_DEPTH, MAX_K, MAX_OFFSET, MAX_QUERY_CHARACTERS
 
 QueryParameter = Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS, description="text of the query")]
 FilterParameter = Annotated[str | None, Query(description="condition on the metadata, as a JSON object")]

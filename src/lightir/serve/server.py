@@ -13,9 +13,9 @@ import uvloop
 
 from lightir.errors import InvalidInput, NotFound, StorageError
 from lightir.index.store_file import STORE_FILE
-from lightir.serve.app import create_app
-from lightir.serve.keys import ApiKeys
-from lightir.serve.options import ServeOptions
+from lightir.serve.api_keys import ApiKeys
+from lightir.serve.http_app import create_app
+from lightir.serve.serve_options import ServeOptions
 from lightir.serve.service import SearchService
 
 STOP_S = 30

@@ -16,8 +16,8 @@ from lightir.index import Index, normalized
 from lightir.pending.demand import Demand
 from lightir.search import PageOptions, Searcher, SearchOptions
 from lightir.search.hit_json import hit_json
-from lightir.serve.options import ServeOptions
 from lightir.serve.schemas import SearchRequest
+from lightir.serve.serve_options import ServeOptions
 from lightir.serve.writing import WriteQueue
 from lightir.types import Document, Hit
 from lightir.vectors import Floats, SparseVectors
@@ -75,7 +75,7 @@ class SearchService:
 
     @property
     def problem(self) -> str | None:
-        """Why the newest state cannot be served, so that an earlier one is; None if it is served."""
+        """The reason why an earlier state is served; None if the newest one is."""
         return self._problem
 
     def refresh(self) -> bool:
@@ -139,10 +139,12 @@ class SearchService:
         hits: list[Hit]
         if asked.pages or not query.strip():
             page = PageOptions(asked.offset, asked.k, asked.facet_counts, asked.sort, asked.group)
-            found = searcher.page(query, page, options, explain=asked.explain, full_text=asked.full_text)
-            hits = found.hits
-            answer["total"] = found.total
-            answer["facets"] = {name: [asdict(count) for count in counts] for name, counts in found.facets.items()}
+            result_page = searcher.page(query, page, options, explain=asked.explain, full_text=asked.full_text)
+            hits = result_page.hits
+            answer["total"] = result_page.total
+            answer["facets"] = {
+                name: [asdict(count) for count in counts] for name, counts in result_page.facets.items()
+            }
         else:
             hits = searcher.hits(query, asked.k, options, explain=asked.explain, full_text=asked.full_text)
         answer["hits"] = [_shown(hit, asked) for hit in hits]
@@ -161,10 +163,10 @@ class SearchService:
         Raises:
             NotFound: there is no such document.
         """
-        found = self.documents([doc_id])
-        if not found:
+        documents = self.documents([doc_id])
+        if not documents:
             raise NotFound(f"there is no document {doc_id!r}")
-        return found[0]
+        return documents[0]
 
     def info(self) -> dict[str, Any]:
         """Return counts, sizes, branches, fields and the contract of the index."""

@@ -117,7 +117,7 @@ class QueueFull(LightirError):
     """A change that was refused because too many others wait."""
 
 
-class Stopping(LightirError):
+class ServiceStops(LightirError):
     """A change that was refused because the service stops."""
 
 
@@ -160,11 +160,11 @@ class WriteQueue:
 
         Raises:
             QueueFull: too many changes wait; nothing was queued.
-            Stopping: the service stops; nothing was queued.
+            ServiceStops: the service stops; nothing was queued.
         """
         with self._changing:
             if self._stopping:
-                raise Stopping("the service is stopping and takes no further changes; send them again later")
+                raise ServiceStops("the service is stopping and takes no further changes; send them again later")
             if self._waiting.qsize() >= self._max_waiting:
                 raise QueueFull(
                     f"{self._max_waiting} changes wait for the writer already; send this one again after a second, or "

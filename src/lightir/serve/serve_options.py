@@ -42,7 +42,7 @@ class ServeOptions:
     Attributes:
         host: address to listen on.
         port: port to listen on; 0 for a free one.
-        keys: file of API keys, see lightir.serve.keys; None if no request needs a key.
+        keys: file of API keys, see lightir.serve.api_keys; None if no request needs a key.
         without_keys: whether to listen on other addresses than loopback without keys.
         read_only: whether to refuse all changes.
         allow_hosts: further names in the Host header of requests, such as that of a proxy.

@@ -25,7 +25,7 @@ class ApiKey:
 
     Attributes:
         name: name of its user.
-        role: what it allows.
+        role: requests that the key allows.
         sha256: hash of the key in hexadecimal. A key has 256 random bits, so a fast hash without a salt is enough.
     """
 

@@ -18,19 +18,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from lightir.errors import LightirError
+from lightir.serve.api_keys import ApiKeys
 from lightir.serve.context import Context
 from lightir.serve.document_routes import document_routes
 from lightir.serve.embedding_routes import embedding_routes
 from lightir.serve.fast_routes import fast_routes
 from lightir.serve.guard import Guard
-from lightir.serve.keys import ApiKeys
 from lightir.serve.lane import Lane
 from lightir.serve.metrics import Metrics
 from lightir.serve.problems import RETRY_AFTER_S, Problem, printable, problem_of
 from lightir.serve.search_routes import search_routes
 from lightir.serve.service import SearchService
 from lightir.serve.status_routes import status_routes
-from lightir.serve.writing import QueueFull, Stopping
+from lightir.serve.writing import QueueFull, ServiceStops
 from lightir.version import __version__
 
 DESCRIPTION = """\
@@ -125,8 +125,8 @@ def _handle_errors(app: FastAPI, metrics: Metrics, routes: Sequence[BaseRoute]) 
         metrics.refuse("writes")
         return answer(request, Problem(HTTPStatus.TOO_MANY_REQUESTS, str(error), retry_after_s=RETRY_AFTER_S))
 
-    @app.exception_handler(Stopping)
-    async def of_stopping(request: Request, error: Stopping) -> Response:
+    @app.exception_handler(ServiceStops)
+    async def of_stopping(request: Request, error: ServiceStops) -> Response:
         return answer(request, Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), retry_after_s=RETRY_AFTER_S))
 
     @app.exception_handler(LightirError)
