@@ -31,9 +31,7 @@ class DenseRows(NamedTuple):
 
     table: Rows | npt.NDArray[np.uint16]
     scales: npt.NDArray[np.float32] | None = None
-    pairs: (
-        tuple[npt.NDArray[np.uint32], Rows | npt.NDArray[np.uint16], npt.NDArray[np.float32] | None] | None
-    ) = None
+    pairs: tuple[npt.NDArray[np.uint32], Rows | npt.NDArray[np.uint16], npt.NDArray[np.float32] | None] | None = None
     gate: tuple[Rows, Rows] | None = None
 
 

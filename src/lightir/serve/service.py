@@ -43,7 +43,7 @@ class SearchService:
         self.options = options
         self._index = Index.open(folder)
         self._demand = None if options.read_only else Demand(folder)
-        self._searcher = self._new_searcher()
+        self._searcher = Searcher(self._index, demand=self._demand)
         self._refreshing = threading.Lock()
         self._problem: str | None = None
         self.writes: WriteQueue | None = None
@@ -51,9 +51,6 @@ class SearchService:
             self.writes = WriteQueue(
                 folder, max_waiting=options.max_writes, lock_s=options.lock_s, committed=self.refresh
             )
-
-    def _new_searcher(self) -> Searcher:
-        return Searcher(self._index, demand=self._demand)
 
     def close(self) -> None:
         """Commit the changes that wait, and close the index."""
@@ -85,11 +82,13 @@ class SearchService:
         service keeps the state that it has, and `problem` says why.
         """
         with self._refreshing:
-            contract = self._index.contract
             try:
-                changed = self._index.refresh()
-                if changed and self._index.contract != contract:
-                    self._searcher = self._new_searcher()
+                if self._index.view.store.is_current:
+                    changed = self._index.refresh()
+                else:  # a search must not meet the new index with the former one's query encoder
+                    index = Index.open(self.folder)
+                    self._searcher = Searcher(index, demand=self._demand)
+                    self._index, changed = index, True
             except LightirError as error:
                 self._problem = str(error)
                 return False
@@ -142,9 +141,8 @@ class SearchService:
             result_page = searcher.page(query, page, options, explain=asked.explain, full_text=asked.full_text)
             hits = result_page.hits
             answer["total"] = result_page.total
-            answer["facets"] = {
-                name: [asdict(count) for count in counts] for name, counts in result_page.facets.items()
-            }
+            counted = result_page.facets.items()
+            answer["facets"] = {name: [asdict(count) for count in counts] for name, counts in counted}
         else:
             hits = searcher.hits(query, asked.k, options, explain=asked.explain, full_text=asked.full_text)
         answer["hits"] = [_shown(hit, asked) for hit in hits]
