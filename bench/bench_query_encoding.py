@@ -31,8 +31,8 @@ from tokenizers import Tokenizer
 from lightir import kernel
 from lightir.addresses import resolve_model_folder
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.query import CachedQueryEncoder, CachedTable
-from lightir.query.bigrams import Bigrams
+from lightir.query import CachedGate, CachedQueryEncoder, CachedTable
+from lightir.query.bigrams import Bigrams, adjacent_terms
 from lightir.query.tables import CachedBigrams
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.vectors import Ragged
@@ -46,8 +46,8 @@ COLLECTIONS = ("squadshifts", "medquad", "nfcorpus", "scifact", "pubmedqa-l", "l
 POLICY = QueryPolicy(lower_case=False, leading_blank=False)  # what the peers do with a text: nothing
 ROWS, TEXT, ONE = "rows to vector", "text to vector", "one query"
 CHUNK = 1024
-N_BIGRAMS = 20_000
-"""Rows for pairs of terms: the questions' own most frequent pairs, so more of them are met than elsewhere."""
+N_BIGRAMS, GATE_WIDTH = 100_000, 16
+"""Rows of pairs of terms: half of the questions' own pairs, which most questions meet, and random ones."""
 
 
 def main() -> int:
@@ -88,14 +88,32 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_encoder(
-    tokenizer: TextTokenizer, table: CachedTable, *, sparse: bool, bigrams: CachedBigrams | None = None
+    tokenizer: TextTokenizer,
+    table: CachedTable,
+    *,
+    sparse: bool,
+    bigrams: CachedBigrams | None = None,
+    gate: CachedGate | None = None,
 ) -> CachedQueryEncoder:
-    """A query encoder over a table, with the sparse branch if wanted, and with rows for bigrams."""
-    policy = dataclasses.replace(POLICY, bigrams=bigrams.bigrams.hash if bigrams else "")
+    """A query encoder over a table, with the sparse branch, rows of bigrams and a gate if wanted."""
+    pairs_hash, gate_hash = bigrams.bigrams.hash if bigrams else "", gate.hash if gate else ""
+    policy = dataclasses.replace(POLICY, bigrams=pairs_hash, gate=gate_hash)
     backbone = BackboneRecord("bench", "causal", "", "", tokenizer.hash, tokenizer.vocab_size, table.dim)
     head = SparseHead() if sparse else None
     contract = Contract("lightretriever", backbone, policy, DocumentPolicy(), DenseHead(), head)
-    return CachedQueryEncoder(contract, tokenizer, tables={"": table}, bigrams=bigrams)
+    return CachedQueryEncoder(contract, tokenizer, tables={"": table}, bigrams=bigrams, gate=gate)
+
+
+def random_pairs(ids: Ragged, vocab_size: int) -> Bigrams:
+    """Half of the pairs that occur in texts, and other pairs, N_BIGRAMS together."""
+    rng = np.random.default_rng(1)
+    first, second, _ = adjacent_terms(ids)
+    occurring = np.unique(first.astype(np.uint64) << np.uint64(32) | second)
+    other = rng.integers(0, vocab_size, (2 * N_BIGRAMS, 2), dtype=np.uint64)
+    chosen = rng.permutation(occurring)[: min(len(occurring), N_BIGRAMS) // 2]
+    keys = np.unique(np.concatenate([chosen, other[:, 0] << np.uint64(32) | other[:, 1]]))
+    kept = np.union1d(chosen, rng.permutation(np.setdiff1d(keys, chosen))[: N_BIGRAMS - len(chosen)])
+    return Bigrams(np.stack([kept >> np.uint64(32), kept & np.uint64(2**32 - 1)], axis=1).astype(np.uint32))
 
 
 def chunks(n: int) -> Iterable[slice]:
@@ -112,9 +130,12 @@ class Bench:
         self.half = CachedTable(self.table.astype(np.float16))
         scales = np.abs(self.table).max(axis=1) / 127
         self.int8 = CachedTable(np.rint(self.table / scales[:, None]).astype(np.int8), scales)
-        pairs = Bigrams.most_frequent(self.ids, N_BIGRAMS, min_count=1)
-        rows = np.random.default_rng(1).standard_normal((len(pairs), width), dtype=np.float32)
-        self.bigrams = CachedBigrams(pairs, CachedTable(rows.astype(np.float16)))
+        pairs = random_pairs(self.ids, self.tokenizer.vocab_size)
+        rows = np.random.default_rng(2).integers(-127, 128, (len(pairs), width), dtype=np.int8)
+        self.bigrams = CachedBigrams(pairs, CachedTable(rows, np.full(len(pairs), 0.01, np.float32)))
+        shape = (len(self.table) + len(pairs), GATE_WIDTH)
+        gate = [np.random.default_rng(seed).normal(0, 0.3, shape).astype(np.float16) for seed in (3, 4)]
+        self.gate = CachedGate(gate[0], gate[1])
         self.bag = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(self.half.embeddings), mode="mean")
         self.peers = {package: STATIC_MODELS[package](tokenizer.backend, self.table) for package in peers}
         self.out = np.empty((CHUNK, width), dtype=np.float32)
@@ -181,9 +202,9 @@ class Bench:
         backend = self.tokenizer.backend
 
         def ours(
-            table: CachedTable, *, sparse: bool = False, reuse: bool = True, bigrams: CachedBigrams | None = None
+            table: CachedTable, *, sparse: bool = False, reuse: bool = True, **parts: Any
         ) -> Callable[[slice], np.ndarray]:
-            encoder = make_encoder(self.tokenizer, table, sparse=sparse, bigrams=bigrams)
+            encoder = make_encoder(self.tokenizer, table, sparse=sparse, **parts)
 
             def run(chunk: slice) -> np.ndarray:
                 texts = self.questions[chunk]
@@ -206,7 +227,10 @@ class Bench:
             (TEXT, "lightir int8"): ours(self.int8),
             (TEXT, "lightir float16, dense and sparse"): ours(self.half, sparse=True),
             (TEXT, "lightir float16, a fresh array a chunk"): ours(self.half, reuse=False),
-            (TEXT, f"lightir float16, {len(self.bigrams.bigrams):,} bigrams"): ours(self.half, bigrams=self.bigrams),
+            (TEXT, f"lightir int8, {N_BIGRAMS:,} bigrams"): ours(self.int8, bigrams=self.bigrams),
+            (TEXT, f"lightir int8, {N_BIGRAMS:,} bigrams and gate"): ours(
+                self.int8, bigrams=self.bigrams, gate=self.gate
+            ),
             (TEXT, "tokenizers and EmbeddingBag float16"): tokenizers_and_bag,
         } | {
             (TEXT, f"{name.replace('_', '-')} float32"): lambda chunk, encode=encode: encode(self.questions[chunk])
@@ -234,6 +258,13 @@ class Bench:
             "lightir's kernel: the call without a question": (lambda text: native([]), n),
             "lightir, dense and sparse": (lambda text: encoder.encode([text]), n),
         }
+        for name, bigrams, gate in (
+            ("", None, None),
+            (f", {N_BIGRAMS:,} bigrams", self.bigrams, None),
+            (f", {N_BIGRAMS:,} bigrams and gate", self.bigrams, self.gate),
+        ):
+            dense = make_encoder(self.tokenizer, self.int8, sparse=False, bigrams=bigrams, gate=gate)
+            calls[f"lightir int8{name}"] = (lambda text, dense=dense: dense.encode([text]), n)
         for name, encode in self.peers.items():
             calls[f"{name.replace('_', '-')}, dense"] = (lambda text, encode=encode: encode([text]), n // 10)
         percentiles = {name: latencies(call, plain[:count]) for name, (call, count) in calls.items()}

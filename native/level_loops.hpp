@@ -65,9 +65,14 @@ inline float dot(const uint8_t* row, const float* query, size_t dim) {
             sums[p] = V::add(sums[p], V::mul(load<V, E>(row, at), V::load_float(query + at)));
         }
     }
+    size_t rest = 0;
+    for (; j + (rest + 1) * V::width <= dim; ++rest) {
+        const size_t at = j + rest * V::width;
+        sums[rest] = V::add(sums[rest], V::mul(load<V, E>(row, at), V::load_float(query + at)));
+    }
     alignas(64) float lanes[n_lanes];
     for (size_t p = 0; p < parts; ++p) V::store(lanes + p * V::width, sums[p]);
-    for (size_t l = 0; j + l < dim; ++l) lanes[l] += load_one<E>(row, j + l) * query[j + l];
+    for (size_t l = rest * V::width; j + l < dim; ++l) lanes[l] += load_one<E>(row, j + l) * query[j + l];
     return add_lanes(lanes);
 }
 

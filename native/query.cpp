@@ -57,13 +57,21 @@ public:
             if (rows.pairs != nullptr) rows.pairs->index->find(terms(q), pairs_);
             pair_ends_.push_back(pairs_.size());
         }
-        if (rows.pairs != nullptr && first < last) fetch_rows(rows.pairs->rows, pairs(first), dim);
-        if (rows.gate != nullptr) context_.resize(rows.gate->keys.width);
+        if (rows.gate != nullptr) {
+            context_.resize(rows.gate->keys.width);
+            fetch_gate(first);
+        }
+        fetch_rows(rows.terms, terms(first), dim);
+        if (rows.pairs != nullptr) fetch_rows(rows.pairs->rows, pairs(first), dim);
     }
 
     // Writes the sum of a query's rows.
     void add_up(size_t q, float* out) {
-        if (rows_.gate != nullptr) weigh(q);
+        if (rows_.gate != nullptr) {
+            ids_.swap(next_ids_);
+            fetch_gate(q + 1);
+            weigh(q);
+        }
         const bool gated = rows_.gate != nullptr;
         sum(rows_.terms, terms(q), terms(q + 1), gated ? factors_.data() : nullptr, nullptr, out);
         if (pairs(q).size == 0) return;
@@ -92,13 +100,19 @@ private:
         level().sum_rows[static_cast<size_t>(matrix.element)](what, out);
     }
 
+    // Sets the next query's rows of the gate and prefetches them.
+    void fetch_gate(size_t q) {
+        next_ids_.assign(terms(q).begin(), terms(q).end());
+        for (const uint32_t row : pairs(q)) next_ids_.push_back(static_cast<uint32_t>(rows_.terms.n_rows + row));
+        const Span<uint32_t> ids{next_ids_.data(), next_ids_.size()};
+        fetch_rows(rows_.gate->values, ids, context_.size());
+        fetch_rows(rows_.gate->keys, ids, context_.size());
+    }
+
     // Sets the factors of a query's rows: weights times scales.
     void weigh(size_t q) {
         const Gate& gate = *rows_.gate;
-        const size_t n_terms = terms(q).size, n_rows = n_terms + pairs(q).size, width = gate.keys.width;
-        ids_.assign(terms(q).begin(), terms(q).end());
-        for (const uint32_t row : pairs(q)) ids_.push_back(static_cast<uint32_t>(rows_.terms.n_rows + row));
-        for (const uint32_t id : ids_) __builtin_prefetch(gate.keys.row(id));
+        const size_t n_terms = terms(q).size, n_rows = ids_.size(), width = context_.size();
         const RowSum what{static_cast<const uint8_t*>(gate.values.data), gate.values.row_bytes(), nullptr, ids_.data(), n_rows,
                           nullptr, 0, width};
         level().sum_rows[static_cast<size_t>(gate.values.element)](what, context_.data());
@@ -118,7 +132,7 @@ private:
     Span<uint32_t> term_ids_;
     Span<int64_t> indptr_;
     size_t first_, dim_;
-    std::vector<uint32_t> pairs_, ids_;
+    std::vector<uint32_t> pairs_, ids_, next_ids_;
     std::vector<size_t> pair_ends_;
     std::vector<float> factors_, context_;
 };

@@ -337,7 +337,7 @@ def _write_model(
 ) -> None:
     """Write the teacher's files under the contract of the table's queries, and the query encoder."""
     bigrams_hash = "" if table.bigrams is None else table.bigrams.bigrams.hash
-    query = dataclasses.replace(terms.policy, bigrams=bigrams_hash)
+    query = dataclasses.replace(terms.policy, bigrams=bigrams_hash, gate="")
     base = dataclasses.replace(model.contract.backbone, address=stored_address(model.backbone.address, folder))
     contract = dataclasses.replace(model.contract, method="distilled", backbone=base, query=query)
     source = resolve_local(teacher)

@@ -40,7 +40,7 @@ def fitted_rows(
     Raises:
         NotFound: there is no query encoder at `start`.
         ContractMismatch: the table at `start` belongs to another document encoder.
-        InvalidInput: the table at `start` has rows for bigrams, or queries with other terms.
+        InvalidInput: the table at `start` has rows for bigrams or a gate, or queries with other terms.
     """
     if start == TERMS:
         return None
@@ -74,9 +74,12 @@ def _problem(encoder: CachedQueryEncoder, policy: QueryPolicy, tokenizer_hash: s
         return "it has no table"
     if encoder.bigrams is not None:
         return "its table has rows for bigrams"
+    if encoder.gate is not None:
+        return "its table has a gate"
     if encoder.tokenizer.hash != tokenizer_hash:
         return "its tokenizer is another"
-    if dataclasses.replace(encoder.contract.query, bigrams="") != dataclasses.replace(policy, bigrams=""):
+    plain = {"bigrams": "", "gate": ""}
+    if dataclasses.replace(encoder.contract.query, **plain) != dataclasses.replace(policy, **plain):
         return "its queries have another policy"
     return ""
 
