@@ -131,6 +131,11 @@ class Analyzer:
             return scripts.is_unspaced(character)
         return self.name == "chinese" and _HAN_CHARACTER.match(character) is not None
 
+    @property
+    def language(self) -> str:
+        """Name of the language whose stems Latin words have; another name of an analyzer that stems none."""
+        return _AUTO_LANGUAGE.get(self.name, self.name)
+
     def plain(self, word: str) -> str:
         """Return a word in the form in which its stem begins: in lower case, normalized, without accents if folded."""
         language = _AUTO_LANGUAGE.get(self.name)

@@ -265,6 +265,7 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
         "filter",
         "exclude_same_id",
         "typos",
+        "compounds",
         "as_you_type",
         "min_score",
         "passages",
@@ -277,13 +278,20 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
 
 
 def add_word_matching(parser: Arguments) -> None:
-    """Declare --no-typos, --as-you-type and --synonyms."""
+    """Declare --no-typos, --no-compounds, --as-you-type and --synonyms."""
     parser.add_argument(
         "--no-typos",
         dest="typos",
         action="store_false",
         help="match words exactly (default: BM25 matches a word of 4 letters or more that no document has with words "
         "one typo away, and one of 8 letters or more with words two typos away)",
+    )
+    parser.add_argument(
+        "--no-compounds",
+        dest="compounds",
+        action="store_false",
+        help="do not match compounds with their parts, such as Kühlschrank with Schrank (default: BM25 does so in "
+        "German)",
     )
     parser.add_argument(
         "--as-you-type",

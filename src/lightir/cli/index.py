@@ -92,8 +92,8 @@ def add_field_types(group: Arguments) -> None:
         default=[],
         metavar="NAME=TYPE,...",
         help="types of metadata fields (default: inferred): number, boolean, date, keyword (a string that is "
-        "compared as a whole), text (words), or key (a keyword that names one document; "
-        "stored, and not used by search yet). Example: price=number,ean=key",
+        "compared as a whole), text (words), or key (a keyword that names one document, which a query with it finds "
+        "first). Example: price=number,ean=key",
     )
     group.add_argument(
         "--schema",

@@ -35,15 +35,19 @@ class QueryTerms:
 class Alternatives:
     """Words that stand for a word of a query. They share the idf of the most frequent one.
 
+    With `own` a word of the query keeps its weight, and the alternatives share its idf if it is more frequent.
+
     Attributes:
         word: word of the query.
         terms: distinct terms.
         factors: factor of each term's weight, above 0.
+        own: term of the query whose idf is the greatest that the alternatives may have; "" for none.
     """
 
     word: str
     terms: tuple[str, ...]
     factors: tuple[float, ...]
+    own: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -522,7 +522,7 @@ class View:
         """Return a query's positions and weights with those of its alternatives added, by ascending position."""
         weights = dict(row)
         for group in groups:
-            shared = idf(len(self), max(self.frequency(term) for term in group.terms))
+            shared = idf(len(self), max(self.frequency(term) for term in (*group.terms, group.own)))
             for term, factor in zip(group.terms, group.factors, strict=True):
                 if (position := position_of.get(term)) is not None:
                     weights[position] = weights.get(position, 0.0) + factor * shared

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,12 @@ class WordDictionary:
 
         Args:
             parts: the words of each segment, and their (n,) document frequencies.
+
+        Attributes:
+            related: word -> what a search keeps about it, until the next change of the index.
         """
         self._parts = parts
+        self.related: dict[str, Any] = {}
 
     def near(self, word: str, *, distance: int) -> dict[str, int]:
         """Return the words within an edit distance (`lightir.kernel.near_terms`), each with its distance."""
@@ -39,6 +43,11 @@ class WordDictionary:
         positions = [(terms.find(word), df) for terms, df in self._parts]
         return sum(int(df[position]) for position, df in positions if position is not None)
 
+    def longer(self, word: str) -> tuple[set[str], set[str]]:
+        """Return the longer words that begin with a word, and those that end with it."""
+        beginning = {terms[i] for terms, _ in self._parts for i in terms.beginning(word)}
+        return beginning, {terms[i] for terms, _ in self._parts for i in terms.ending(word)}
+
     def completions(self, prefix: str, k: int) -> list[str]:
         """Return the k most frequent words that begin with a prefix and are longer; ties go to the smaller word.
 
@@ -46,30 +55,23 @@ class WordDictionary:
         best, because the frequencies of their last ones add up to that of the k-th best or more, each gives twice as
         many.
         """
-        spans = [_span(terms, prefix) for terms, _ in self._parts]
+        spans = [terms.beginning(prefix) for terms, _ in self._parts]
         if len(self._parts) == 1:
-            ((terms, df),), ((start, end),) = self._parts, spans
-            return [terms[start + i] for i in _most_frequent(df[start:end], k).tolist()]
+            ((terms, df),), (span,) = self._parts, spans
+            return [terms[span.start + i] for i in _most_frequent(df[span.start : span.stop], k).tolist()]
         asked = k
         while True:
             given: set[str] = set()
             unseen = 0  # upper bound of the frequency of a word that no dictionary gave
-            for (terms, df), (start, end) in zip(self._parts, spans, strict=True):
-                positions = _most_frequent(df[start:end], asked)
-                given.update(terms[start + i] for i in positions.tolist())
-                unseen += int(df[start + positions[-1]]) if len(positions) < end - start else 0
+            for (terms, df), span in zip(self._parts, spans, strict=True):
+                positions = span.start + _most_frequent(df[span.start : span.stop], asked)
+                given.update(terms[i] for i in positions.tolist())
+                unseen += int(df[positions[-1]]) if len(positions) < len(span) else 0
             frequencies = Counter({word: self.frequency(word) for word in given})
             best = sorted(given, key=lambda word: (-frequencies[word], word))[:k]
             if not unseen or (len(best) == k and frequencies[best[-1]] > unseen):
                 return best
             asked *= 2
-
-
-def _span(terms: SortedStrings, prefix: str) -> tuple[int, int]:
-    """Return the start and end of the words that begin with a prefix and are longer."""
-    wanted = prefix.encode(errors="surrogatepass")
-    start = bisect_left(range(len(terms)), wanted + b"\0", key=terms.raw)
-    return start, bisect_left(range(len(terms)), wanted + b"\xff", lo=start, key=terms.raw)
 
 
 def _most_frequent(df: Frequencies, k: int) -> npt.NDArray[np.int64]:

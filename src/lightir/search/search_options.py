@@ -55,6 +55,8 @@ class SearchOptions:
             lightir.search.word_likelihood.
         typos: match words within a small edit distance of a query word that no document has, see
             lightir.search.word_matching. For BM25 over words; other tokens branches ignore it.
+        compounds: match compounds with their parts, such as "Kühlschrank" with "Schrank", in languages that write them
+            as one word, see lightir.search.compound_matching. For BM25 over words; others ignore it.
         as_you_type: take the last word for the beginning of a word, unless a blank follows it. Requires BM25 over
             words.
         overlap: score bags of tokens by the number of terms that they share with the query, <V_BoT(q), V_BoT(d)>,
@@ -81,6 +83,7 @@ class SearchOptions:
     smoothing: Smoothing | None = None
     overlap: bool = False
     typos: bool = True
+    compounds: bool = True
     as_you_type: bool = False
     min_score: float | None = None
     passages: bool = False

@@ -124,7 +124,7 @@ class Searcher:
         if latest is not None and latest[0] is options:  # the same object, as in a loop: no key is needed
             return PreparedSearch(view, latest[1], options, threads=self.threads)
         weights = None if options.weights is None else tuple(options.weights.items())
-        words = options.smoothing, options.overlap, options.typos, options.as_you_type
+        words = options.smoothing, options.overlap, options.typos, options.compounds, options.as_you_type
         key = number, options.mode, options.fusion, weights, words
         bound: BoundPlan | None = view.prepared.get(key)
         if bound is None:
@@ -324,7 +324,7 @@ class Searcher:
             return EXACT_WORDS
         assert view.analyzer is not None
         table = None if self._synonyms is None else SynonymTable(self._synonyms, view.analyzer.terms)
-        return WordMatching(options.typos, options.as_you_type, table)
+        return WordMatching(options.typos, options.as_you_type, table, options.compounds)
 
     def _plan(self, view: View, options: SearchOptions) -> Plan:
         smoothing = options.smoothing

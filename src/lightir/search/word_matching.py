@@ -1,4 +1,4 @@
-"""Matching of a query's words with other words of the index: typos, beginnings of words, and synonyms.
+"""Matching of a query's words with other words of the index: typos, beginnings of words, compounds and synonyms.
 
 A query keeps its terms, and gets groups of alternatives. All words of a group share the idf of its most frequent one,
 times a factor of each, so that a rare misspelling in a document does not count more than the word that was meant.
@@ -7,11 +7,13 @@ times a factor of each, so that a rare misspelling in a document does not count 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightir.index import View
 from lightir.index.token_queries import Alternatives
+from lightir.search.compound_matching import with_compounds
+from lightir.words.compounds import LINKS
 from lightir.words.synonyms import SynonymTable
 
 LETTERS_OF_ONE_TYPO = 4
@@ -47,18 +49,22 @@ class WordMatching:
         typos: match words within a small edit distance of a word that no document has.
         as_you_type: take the last word for the beginning of a word, unless a blank follows it.
         synonyms: synonyms as terms of the index's analyzer; None for none.
+        compounds: match compounds with their parts, in languages that write them as one word.
     """
 
     typos: bool = True
     as_you_type: bool = False
     synonyms: SynonymTable | None = None
+    compounds: bool = True
 
     def expand(self, view: View, text: str) -> tuple[list[str], list[Alternatives]]:
         """Return a query's terms, and the alternatives to its words."""
         analyzer = view.analyzer
         assert analyzer is not None  # the tokens branch is there
         row = analyzer.terms([text])[0]
-        if not self.as_you_type and self.synonyms is None and (not self.typos or all(map(view.frequency, row))):
+        corrects = self.typos and not all(map(view.frequency, row))
+        splits = self.compounds and analyzer.language in LINKS
+        if not (self.as_you_type or self.synonyms is not None or corrects or splits):
             return row, []
         groups: list[Alternatives] = []
         if self.synonyms is not None:
@@ -66,12 +72,15 @@ class WordMatching:
         completed = _completions(view, text) if self.as_you_type else None
         if completed is not None:
             groups.append(completed)
-        if self.typos:
-            groups += _corrections(view, text, row, completed)
+        for word, term in _words_of_one_term(view, text, row, completed):
+            compounds = with_compounds(view, word, term) if splits else []
+            groups += compounds
+            if self.typos and not compounds:
+                groups += _corrections(view, word, term)
         return row, groups
 
 
-EXACT_WORDS = WordMatching(typos=False)
+EXACT_WORDS = WordMatching(typos=False, compounds=False)
 """Words match themselves alone."""
 
 
@@ -130,19 +139,23 @@ def _completions(view: View, text: str) -> Alternatives | None:
     return Alternatives(last[0], tuple(longer), (COMPLETION_FACTOR,) * len(longer)) if longer else None
 
 
-def _corrections(view: View, text: str, row: Sequence[str], completed: Alternatives | None) -> list[Alternatives]:
-    """Return the near words of each word of a query that no document has."""
-    groups = []
+def _words_of_one_term(
+    view: View, text: str, row: Sequence[str], completed: Alternatives | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the words of a query with one term each, which synonyms do not replace, and which are not still typed."""
     assert view.analyzer is not None
     for word, terms in view.analyzer.words(text):
-        if len(terms) != 1 or terms[0] not in row or not typos_allowed(terms[0]) or view.frequency(terms[0]):
-            continue
-        if completed is not None and completed.word.lower() == word:
-            continue
-        distances = view.vocabulary.near(terms[0], distance=typos_allowed(terms[0]))
-        frequencies = {term: view.frequency(term) for term in distances if term.isalpha()}
-        living = [term for term, frequency in frequencies.items() if frequency]  # deleted documents' terms stay a while
-        near = sorted(living, key=lambda term: (distances[term], -frequencies[term], term))[:MAX_NEAR]
-        if near:
-            groups.append(Alternatives(word, tuple(near), tuple(FACTOR_OF_DISTANCE[distances[term]] for term in near)))
-    return groups
+        if len(terms) == 1 and terms[0] in row and (completed is None or completed.word.lower() != word):
+            yield word, terms[0]
+
+
+def _corrections(view: View, word: str, term: str) -> list[Alternatives]:
+    """Return the near words of a word of a query; [] if a document has it."""
+    if not typos_allowed(term) or view.frequency(term):
+        return []
+    distances = view.vocabulary.near(term, distance=typos_allowed(term))
+    frequencies = {near: view.frequency(near) for near in distances if near.isalpha()}
+    living = [near for near, frequency in frequencies.items() if frequency]  # deleted documents' terms stay a while
+    best = sorted(living, key=lambda near: (distances[near], -frequencies[near], near))[:MAX_NEAR]
+    factors = tuple(FACTOR_OF_DISTANCE[distances[near]] for near in best)
+    return [Alternatives(word, tuple(best), factors)] if best else []

@@ -10,7 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import FormatError
+from lightir.index.shared_property import shared_property
 from lightir.vectors import TermIds, row_starts
+
+KEY_BYTES = 8
+"""Number of bytes at the end of a string that strings are looked up by."""
 
 _LOWERED = np.frombuffer(bytes(range(256)).lower(), dtype=np.uint8)
 
@@ -75,6 +79,35 @@ class SortedStrings:
     def first_above(self, string: str) -> int:
         """Return the position of the first string above another one; the length if there is none."""
         return bisect_right(range(len(self)), string.encode(errors="surrogatepass"), key=self.raw)
+
+    def beginning(self, string: str) -> range:
+        """Return the positions of the strings that begin with another one and are longer."""
+        wanted = string.encode(errors="surrogatepass")
+        start = bisect_left(range(len(self)), wanted + b"\0", key=self.raw)
+        return range(start, bisect_left(range(len(self)), wanted + b"\xff", lo=start, key=self.raw))
+
+    def ending(self, string: str) -> list[int]:
+        """Return the positions of the strings that end with another one and are longer, in no particular order."""
+        wanted = string.encode(errors="surrogatepass")
+        keys, order = self._by_ending
+        ending = wanted[-KEY_BYTES:]
+        low = int.from_bytes(ending[::-1].ljust(KEY_BYTES, b"\0"), "big")
+        high = low + 256 ** (KEY_BYTES - len(ending)) - 1
+        start = int(np.searchsorted(keys, np.uint64(low)))
+        end = int(np.searchsorted(keys, np.uint64(high), side="right"))
+        positions = order[start:end].tolist()
+        return [i for i in positions if self.raw(i).endswith(wanted) and len(self.raw(i)) > len(wanted)]
+
+    @shared_property
+    def _by_ending(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+        """The last KEY_BYTES bytes of each string, the last one first, as ascending numbers; and their positions."""
+        text, indptr = self.arrays
+        keys = np.zeros(len(self), dtype=np.uint64)
+        for i in range(KEY_BYTES):
+            rows = np.flatnonzero(np.diff(indptr) > i)
+            keys[rows] |= text[indptr[rows + 1] - 1 - i].astype(np.uint64) << np.uint64(8 * (KEY_BYTES - 1 - i))
+        order = np.argsort(keys, kind="stable")
+        return keys[order], order.astype(np.uint32)
 
     def raw(self, position: int) -> bytes:
         """Return a string in UTF-8."""
