@@ -762,14 +762,25 @@ def test_limits_and_links_are_options_of_the_commands_that_read_text(tmp_path, c
     assert "skipped" not in message
 
 
+def test_a_declared_field_that_no_document_has_is_named(tmp_path, capsys):
+    corpus, index = tmp_path / "c.jsonl", str(tmp_path / "index")
+    corpus.write_text(
+        '{"_id": "a", "text": "river", "price": 5, "size": 3}\n{"_id": "b", "text": "lake", "size": "big"}\n'
+    )
+    assert main(["index", str(corpus), "--out", index, "--type", "prize=number,size=keyword"]) == 0
+    said = capsys.readouterr().err
+    assert "no document has the field 'prize'; fields are price, size; did you mean price?" in said
+    assert "field 'size'" not in said  # its values have several types, so none was inferred
+
+
 def test_a_filter_that_no_document_can_match_is_explained(tmp_path, capsys):
     corpus, index = tmp_path / "c.jsonl", str(tmp_path / "index")
     rows = [{"_id": f"n{i}", "text": "river", "price": 5.5 + i, "tags": ["a"], "note": {"by": "x"}} for i in range(3)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
     build_index(document_shards(read_documents(corpus)), index, progress=False)  # without types, as earlier indexes
-    fields = "known fields: note.by, price, tags"
+    fields = "fields are note.by, price, tags"
     for wanted, messages in (
-        ({"prize": {"lt": 9}}, [f"no document has the field 'prize'; did you mean price?; {fields}"]),
+        ({"prize": {"lt": 9}}, [f"no document has the field 'prize'; {fields}; did you mean price?"]),
         (
             {"price": {"lt": "9"}},
             ["compares the field 'price' with a string, \"9\", but its values have another type: 5.5 in document 'n0'"],
@@ -778,7 +789,7 @@ def test_a_filter_that_no_document_can_match_is_explained(tmp_path, capsys):
             {"tags": {"in": [1, 2]}},
             ["compares the field 'tags' with a number, 1, but its values have another type: [\"a\"] in document 'n0'"],
         ),
-        ({"note.of": "x"}, [f"no document has the field 'note.of'; did you mean note.by?; {fields}"]),
+        ({"note.of": "x"}, [f"no document has the field 'note.of'; {fields}; did you mean note.by?"]),
         (
             {"or": [{"year": 1}, {"note.by": 3}]},
             [f"no document has the field 'year'; {fields}", "compares the field 'note.by'"],

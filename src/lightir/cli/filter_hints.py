@@ -25,10 +25,8 @@ def why_nothing(view: View, conditions: Mapping[str, Any] | None) -> Iterator[st
     for field, values in _required_fields(conditions):
         examples = _matching(view, {field: {"exists": True}}, 1)
         if not examples:
-            fields = (
-                f"known fields: {', '.join(sorted(known)[:FIELDS_SHOWN])}" if known else "documents have no metadata"
-            )
-            yield f"no document has the field {field!r}{suggest(field, known)}; {fields}"
+            fields = f"fields are {', '.join(sorted(known)[:FIELDS_SHOWN])}" if known else "documents have no metadata"
+            yield f"no document has the field {field!r}; {fields}{suggest(field, known)}"
             continue
         stored = _value_at(examples[0].metadata, field.split("."))
         kinds = {_kind(value) for value in (stored if isinstance(stored, list) else [stored])}

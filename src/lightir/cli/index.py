@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -234,7 +235,7 @@ def field_types(text: str) -> list[tuple[str, Field]]:
     try:
         return [(name.strip(), declared_field(name.strip(), kind.strip(), "--type")) for name, _, kind in pairs]
     except InvalidInput as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--type: ")) from None
 
 
 def boosts(text: str) -> list[tuple[str, int]]:
@@ -278,7 +279,9 @@ def build(args: argparse.Namespace) -> IndexInfo:
         own = args.query_encoder and Path(args.query_encoder)
         inferred, _ = infer_from_first(document for reader in read_vectors(folders) for document in reader.documents())
         options = dataclasses.replace(options, schema=inferred.with_fields(declared), boosts=dict(args.boost))
-        return index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
+        info = index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
+        print_unused(args.out, [name for name in declared if name not in inferred.fields])
+        return info
     contract, query_encoder = None, args.query_encoder
     if args.model:
         contract, own = model_of(args.model)
@@ -292,7 +295,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
     options = dataclasses.replace(
         options, schema=inferred.with_fields(declared), passages=passage_options(args), boosts=dict(args.boost)
     )
-    return build_index(
+    info = build_index(
         document_shards(documents),
         args.out,
         options=options,
@@ -300,6 +303,20 @@ def build(args: argparse.Namespace) -> IndexInfo:
         query_encoder=query_encoder,
         overwrite=args.overwrite,
     )
+    print_unused(args.out, [name for name in declared if name not in inferred.fields])
+    return info
+
+
+def print_unused(folder: str, declared: Sequence[str]) -> None:
+    """Print which declared fields no document has."""
+    from lightir.cli.filter_hints import why_nothing
+    from lightir.index import Index
+
+    if declared:
+        with Index.open(folder) as index:
+            for name in declared:
+                for hint in why_nothing(index.view, {name: {"exists": True}}):
+                    print_status(hint)
 
 
 def model_of(address: str) -> tuple[Contract, Path]:
