@@ -1,4 +1,4 @@
-"""Typos, search as you type and synonyms over many words, beside SQLite FTS5 and tantivy in one run.
+"""Typos, search as you type, synonyms and German compounds over many words, beside SQLite FTS5 and tantivy in one run.
 
 Documents have 20 words from a Zipf distribution over words of four to nine letters. Each task is measured over 50
 queries of two words, one after the other on one thread. The tables show the median and the 95th percentile of CPU time
@@ -10,7 +10,13 @@ per query in milliseconds for the ten best ids, and the memory that each engine'
 
 FTS5 finds no misspelled words. Its prefix index has two and three letters.
 
+With --compounds every other word is a compound of two of the 2,000 most frequent ones, and lightir analyzes German.
+
+- Plain: both words match themselves alone, as in the other engines.
+- Compounds: the words are looked up among all words, most of them for the first time. Again: the same queries.
+
     python bench/bench_words.py --documents 100000
+    python bench/bench_words.py --documents 100000 --compounds
 """
 
 from __future__ import annotations
@@ -35,7 +41,8 @@ from own_process import ExtraMemory, in_own_process
 
 SMALLEST = "--documents 500"
 N_WORDS, LENGTH, N_QUERIES = 100_000, 20, 50
-TYPO, TYPING, SYNONYMS = "one typo", "as you type", "three synonyms"
+N_PARTS = 2_000
+TYPO, TYPING, SYNONYMS, COMPOUNDS, AGAIN = "one typo", "as you type", "three synonyms", "compounds", "again"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -47,6 +54,13 @@ def vocabulary() -> list[str]:
         letters = rng.choice(list(LETTERS), size=int(rng.integers(4, 10)))
         words["".join(letters.tolist())] = None
     return list(words)
+
+
+def with_compounds(words: list[str]) -> list[str]:
+    """Return the first half of the words, each followed by a compound of two frequent ones."""
+    rng = np.random.default_rng(3)
+    compounds = ["".join(rng.choice(words[:N_PARTS], 2).tolist()) for _ in range(N_WORDS // 2)]
+    return [word for pair in zip(words, compounds, strict=False) for word in pair]
 
 
 def texts(n: int, words: list[str]) -> Iterator[str]:
@@ -98,6 +112,20 @@ def lightir_tasks(folder: Path, n: int, words: list[str]) -> Tasks:
         TYPING: lambda a, b: plain.search([f"{a} {b[:3]}"], 10, typing),
         SYNONYMS: lambda a, b: with_synonyms.search([f"{a} {b}"], 10, exact),
     }
+
+
+def compound_tasks(folder: Path, n: int, words: list[str]) -> Tasks:
+    """Build a German index and return its tasks."""
+    documents = (Document(f"d{i:07}", text) for i, text in enumerate(texts(n, words)))
+    options = IndexOptions(analyzer="auto-german")
+    build_index(document_shards(documents), folder / "index", options=options, progress=False)
+    searcher = Searcher(Index.open(folder / "index"))
+    on, off = SearchOptions(typos=False), SearchOptions(typos=False, compounds=False)
+
+    def search(a: str, b: str) -> object:
+        return searcher.search([f"{a} {b}"], 10, on)
+
+    return {"plain": lambda a, b: searcher.search([f"{a} {b}"], 10, off), COMPOUNDS: search, AGAIN: search}
 
 
 def sqlite_tasks(folder: Path, n: int, words: list[str]) -> Tasks:
@@ -153,15 +181,22 @@ def tantivy_tasks(folder: Path, n: int, words: list[str]) -> Tasks:
     }
 
 
+def plain_task(make: Callable[[Path, int, list[str]], Tasks]) -> Callable[[Path, int, list[str]], Tasks]:
+    """Return a function that returns the plain task alone."""
+    return lambda folder, n, words: {"plain": make(folder, n, words)["plain"]}
+
+
 MAKERS = {"lightir": lightir_tasks, "FTS5": sqlite_tasks, "tantivy": tantivy_tasks}
+OF_COMPOUNDS = {"lightir": compound_tasks, "FTS5": plain_task(sqlite_tasks), "tantivy": plain_task(tantivy_tasks)}
 
 
-def measure(name: str, n: int) -> tuple[dict[str, tuple[float, float]], int]:
+def measure(name: str, n: int, compounds: bool) -> tuple[dict[str, tuple[float, float]], int]:
     """Return each task's median and 95th percentile in milliseconds, and the bytes of memory of all searches."""
-    words = vocabulary()
+    words = with_compounds(vocabulary()) if compounds else vocabulary()
+    makers = OF_COMPOUNDS if compounds else MAKERS
     queries = pairs(words)
     with tempfile.TemporaryDirectory() as folder:
-        tasks = MAKERS[name](Path(folder), n, words)
+        tasks = makers[name](Path(folder), n, words)
         memory, results = ExtraMemory(), {}
         for task, run in tasks.items():
             run(*queries[0])
@@ -178,10 +213,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=100_000, help="number of documents (default %(default)s)")
+    parser.add_argument("--compounds", action="store_true", help="measure compounds, over a vocabulary with compounds")
     args = parser.parse_args()
     print_origin()
     names = [name for name in MAKERS if name != "tantivy" or is_installed("tantivy")]
-    results = {name: in_own_process(measure, name, args.documents) for name in names}
+    results = {name: in_own_process(measure, name, args.documents, args.compounds) for name in names}
     print(
         f"{args.documents:,} documents, {N_WORDS:,} words; milliseconds of CPU per query, median and 95th percentile\n"
     )
