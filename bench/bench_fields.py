@@ -25,6 +25,7 @@ from lightir.search import PageOptions, Searcher, SearchOptions
 from lightir.types import Document
 from optional import is_installed
 from origin import print_origin
+from own_process import ExtraMemory, in_own_process
 
 SMALLEST = "--documents 500"
 N_WORDS, N_BRANDS, LENGTH = 20_000, 200, 20
@@ -220,6 +221,13 @@ def measure(tasks: Tasks) -> dict[str, tuple[float, list[int | None]]]:
     return results
 
 
+def measure_engine(make: Callable[[Path, int], Tasks], n: int) -> tuple[dict[str, tuple[float, list[int | None]]], int]:
+    """Return what `measure` returns, and the bytes of memory that all tasks take beyond the opened index."""
+    with tempfile.TemporaryDirectory() as folder:
+        tasks, memory = make(Path(folder), n), ExtraMemory()
+        return measure(tasks), memory.peak()
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -229,10 +237,8 @@ def main() -> None:
     makers = {"lightir": lightir_tasks, f"FTS5 {sqlite3.sqlite_version}": sqlite_tasks}
     if is_installed("tantivy"):
         makers["tantivy"] = tantivy_tasks
-    results = {}
-    for name, make in makers.items():
-        with tempfile.TemporaryDirectory() as folder:
-            results[name] = measure(make(Path(folder), args.documents))
+    measured = {name: in_own_process(measure_engine, make, args.documents) for name, make in makers.items()}
+    results = {name: of_engine for name, (of_engine, _) in measured.items()}
     print(f"{args.documents:,} products, milliseconds of CPU time per query (median of 20)\n")
     print(f"{'task':<30}" + "".join(f"{name:>14}" for name in results))
     for task in results["lightir"]:
@@ -243,6 +249,7 @@ def main() -> None:
             raise SystemExit(f"{task}: the engines find different numbers of documents")
         cells = [f"{engine[task][0]:14.2f}" if task in engine else f"{'-':>14}" for engine in results.values()]
         print(f"{task:<30}" + "".join(cells))
+    print(f"{'memory, MB':<30}" + "".join(f"{n_bytes / 1e6:14.1f}" for _, n_bytes in measured.values()))
 
 
 if __name__ == "__main__":

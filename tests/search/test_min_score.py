@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -82,7 +83,10 @@ def test_the_command_says_when_nothing_reaches_the_minimum(folder: Path, capsys:
     assert main(["search", str(folder), "lamp", "--mode", "tokens", "--min-score", "0.01"]) == 0
     assert "no good match" not in capsys.readouterr().err
     assert main(["search", str(folder), "lamp", "--mode", "tokens", "--min-score", "99"]) == 0
-    assert "no good match: no document has a score of 99 or more" in capsys.readouterr().err
+    message = "no good match: no document has a score of 99 or more"
+    assert message in capsys.readouterr().err
+    assert main(["search", str(folder), "lamp", "--mode", "tokens", "--min-score", "99", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hints"] == [message]
 
 
 def test_alternatives_to_words_do_not_raise_what_a_query_can_reach(folder: Path) -> None:

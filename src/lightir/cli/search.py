@@ -374,15 +374,18 @@ def print_answer(
     hints = [] if hits else why_no_hit(searcher, query, options, args)
     for hint in hints:
         print_status(printable(hint))
+    weak = [] if late is not None or page is not None else no_good_match(searcher, hits, options)
     mode = args.mode or searcher.default_mode
     if args.json:
+        for hint in weak:
+            print_status(hint)
         answer = result_json(query, mode, took_s, hits, explain=args.explain, late=report)
-        answer |= {"hints": hints} if hints else {}
+        answer |= {"hints": hints + weak} if hints or weak else {}
         print_answer_json(answer if page is None else {**answer, **page_json(page, args)}, args)
         return
     print_result(query, mode, took_s, hits, explain=args.explain, fields=shown_fields(args))
-    if late is None and page is None:
-        print_weakness(searcher, hits, options)
+    for hint in weak:
+        print_status(hint)
     if page is not None:
         print_page(page, args)
     if report is not None:
@@ -414,23 +417,19 @@ def print_why_nothing(searcher: Searcher, args: argparse.Namespace) -> None:
         print_status(printable(hint))
 
 
-def print_weakness(searcher: Searcher, hits: Sequence[Hit], options: SearchOptions) -> None:
-    """Print that no hit is a good match, if scores show that."""
+def no_good_match(searcher: Searcher, hits: Sequence[Hit], options: SearchOptions) -> list[str]:
+    """Return that no hit is a good match, if scores show that."""
     from lightir.search.search_options import NO_MATCH_SCORE
 
     if options.min_score is not None:
-        if not hits:
-            print_status(f"no good match: no document has a score of {options.min_score:g} or more")
-    elif (
-        hits
-        and hits[0].branches
-        and hits[0].score < NO_MATCH_SCORE
-        and searcher.prepare(options).plan.fusion.method == "absolute"
-    ):
-        print_status(
-            f"no good match: the best score is {hits[0].score:.2f}, and made words reach almost {NO_MATCH_SCORE}; "
-            f"--min-score {NO_MATCH_SCORE} leaves such hits out"
-        )
+        return [] if hits else [f"no good match: no document has a score of {options.min_score:g} or more"]
+    weak = hits and hits[0].branches and hits[0].score < NO_MATCH_SCORE
+    if not weak or searcher.prepare(options).plan.fusion.method != "absolute":
+        return []
+    return [
+        f"no good match: the best score is {hits[0].score:.2f}, and made words reach almost {NO_MATCH_SCORE}; "
+        f"--min-score {NO_MATCH_SCORE} leaves such hits out"
+    ]
 
 
 def print_account(searcher: Searcher, query: str, options: SearchOptions, args: argparse.Namespace) -> None:
