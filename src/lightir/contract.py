@@ -327,8 +327,8 @@ def require_same_documents(a: Contract, b: Contract, *, names: tuple[str, str]) 
         names: names of their owners for the message ("the index", "the query encoder").
 
     Raises:
-        ContractMismatch: the message begins with both models if they differ, and has every differing field with both
-            values.
+        ContractMismatch: the message names every differing field, with both values if both are of one model; otherwise
+            it begins with both models.
     """
     left, right = to_json(a), to_json(b)
     right["backbone"]["address"] = left["backbone"]["address"]  # the hashes identify the backbone, wherever it lies
@@ -338,6 +338,7 @@ def require_same_documents(a: Contract, b: Contract, *, names: tuple[str, str]) 
         problem = f"{names[0]} and {names[1]} do not match"
         if a.backbone.weights_hash != b.backbone.weights_hash and a.backbone.address != b.backbone.address:
             problem = f"{names[0]} was made with {a.backbone.address}, but {names[1]} with {b.backbone.address}"
+            listed = f"they differ in {', '.join(path for path, _, _ in different)}"
         raise ContractMismatch(f"{problem}: {listed}")
 
 
