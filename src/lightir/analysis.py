@@ -169,7 +169,7 @@ class Analyzer:
         if language is None:
             term_lists: list[Sequence[str]] = [self._terms(word) for word in words]
         else:  # a word of ASCII letters is one run
-            term_lists = [scripts.terms_of_run(language, word) for word in words]
+            term_lists = [scripts.terms_of_word(language, word) for word in words]
         indices = [terms.setdefault(of_word[0], len(terms)) if of_word else -1 for of_word in term_lists]
         return terms, np.array(indices, dtype=np.int64)
 

@@ -83,7 +83,7 @@ def terms_of_run(language: str, run: str) -> tuple[str, ...]:
         language: Snowball's name of the language whose stemmer Latin words get.
         run: one of `runs`.
     """
-    return _unspaced_terms(run) if is_unspaced(run[0]) else _terms_of_word(language, run)
+    return _unspaced_terms(run) if is_unspaced(run[0]) else terms_of_word(language, run)
 
 
 def plain(language: str, word: str) -> str:
@@ -101,7 +101,8 @@ def _unspaced_terms(run: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=2**18)
-def _terms_of_word(language: str, word: str) -> tuple[str, ...]:
+def terms_of_word(language: str, word: str) -> tuple[str, ...]:
+    """Return the terms of a run in lower case that is no run of an unspaced script; one at most if it is ASCII."""
     if len(word) < 2:
         return ()
     if word.isascii():
