@@ -768,9 +768,9 @@ def test_a_declared_field_that_no_document_has_is_named(tmp_path, capsys):
         '{"_id": "a", "text": "river", "price": 5, "size": 3}\n{"_id": "b", "text": "lake", "size": "big"}\n'
     )
     assert main(["index", str(corpus), "--out", index, "--type", "prize=number,size=keyword"]) == 0
-    said = capsys.readouterr().err
-    assert "no document has the field 'prize'; fields are price, size; did you mean price?" in said
-    assert "field 'size'" not in said  # its values have several types, so none was inferred
+    message = capsys.readouterr().err
+    assert "no document has the field 'prize'; fields are price, size; did you mean price?" in message
+    assert "field 'size'" not in message  # its values have several types, so none was inferred
 
 
 def test_a_filter_that_no_document_can_match_is_explained(tmp_path, capsys):
