@@ -221,7 +221,7 @@ def print_table(n: int, results: dict[str, tuple[Times, int]]) -> None:
     print(f"| {n:,} products | " + " | ".join(f"{name}: first, median" for name in results) + " |")
     print("|---|" + "---:|" * len(results))
     for task in queries(n):
-        cells = ["{:,.2f}, {:,.2f}".format(*times[task]) if task in times else "–" for times, _ in results.values()]
+        cells = [", ".join(f"{ms:,.2f}" for ms in times.get(task, ())) or "–" for times, _ in results.values()]
         print(f"| {task} | " + " | ".join(cells) + " |")
     print("| memory, MB | " + " | ".join(f"{n_bytes / 1e6:.1f}" for _, n_bytes in results.values()) + " |")
 
