@@ -14,7 +14,18 @@ from hypothesis import given, settings
 
 from lightir.analysis import Analyzer
 from lightir.errors import InvalidInput
-from lightir.index import Field, Index, IndexOptions, IndexWriter, PassageOptions, Schema, build_index, document_shards
+from lightir.index import (
+    Field,
+    Index,
+    IndexOptions,
+    IndexWriter,
+    PassageOptions,
+    Schema,
+    build_index,
+    document_shards,
+)
+from lightir.index.metadata_filters import json_path
+from lightir.index.names import with_key
 from lightir.index.phrases import Phrase
 from lightir.index.segments.dictionary import SortedStrings
 from lightir.query import CachedQueryEncoder, CachedTable
@@ -450,6 +461,50 @@ def test_phrases_choose_passages_and_exclusions_documents(tmp_path: Path) -> Non
 
 
 # Named documents
+
+
+def test_keys_are_found_without_columns_as_by_definition(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    characters = 'aAbkKsS-1%_\\"\n\0 \u212a\u017fßé北'
+
+    def text() -> str:
+        return "".join(characters[i] for i in rng.integers(0, len(characters), rng.integers(1, 4)))
+
+    keys = [[[text() for _ in range(rng.integers(0, 3))], text(), text(), None][i % 4] for i in range(150)]
+    documents = [Document(f"d{i:03}", "cat", metadata={"ean": key, "brand": text()}) for i, key in enumerate(keys)]
+    with IndexWriter.create(
+        tmp_path / "i", options=IndexOptions(schema=Schema(FIELDS), segment_documents=60)
+    ) as writer:
+        writer.add(documents)
+        writer.delete([document.doc_id for document in documents[1::9]])
+    live = [(d.doc_id, d.metadata["ean"]) for i, d in enumerate(documents) if i % 9 != 1]
+    known = [(doc_id, one) for doc_id, key in live for one in (key if isinstance(key, list) else [key])]
+    texts = [(doc_id, one) for doc_id, one in known if isinstance(one, str)]
+    wanted = [text() for _ in range(100)] + [case(one) for _, one in texts for case in (str, str.upper, str.swapcase)]
+    n_found = 0
+    with Index.open(tmp_path / "i") as index:
+        view = index.view
+        for value in sorted(wanted, key=lambda value: not value.isascii()):  # the others read the columns
+            view.n_scans = 0
+            exact = {doc_id for doc_id, one in texts if one == value}
+            expected = exact or {doc_id for doc_id, one in texts if one.casefold() == value.casefold()}
+            assert set(view.doc_ids(np.array(with_key(view, value), dtype=np.uint32))) == expected, value
+            assert view.n_scans == value.isascii()
+            n_found += len(expected)
+    assert n_found > 300
+
+
+def test_a_name_that_many_documents_may_have_is_looked_up_in_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightir.index.names.MAX_SCANNED", 2)
+    documents = [Document(str(i), "cat", metadata={"ean": f"K-{i}", "note": "not k-7"}) for i in range(9)]
+    build_index(document_shards(documents), tmp_path / "i", options=IndexOptions(schema=Schema(FIELDS)), progress=False)
+    with Index.open(tmp_path / "i") as index:
+        view = index.view
+        assert view.store.documents.keys_perhaps_having("k-7", 2) is None
+        assert view.doc_ids(np.array(with_key(view, "k-7"), dtype=np.uint32)) == ["7"]
+        assert all(live.segment.columns.holds(json_path("ean", "ean")) for live in view.segments)
 
 
 def named_index(folder: Path) -> Index:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from lightir.index.metadata_filters import json_path
 from lightir.index.passages.naming import ID_SUFFIX_LENGTH, document_of
@@ -13,6 +15,12 @@ if TYPE_CHECKING:
 
 MAX_NAME = 512
 """Maximum number of characters of a name that is looked up."""
+
+SCANS = 8
+"""Number of names that a view looks for in all metadata, before it reads columns of the key fields."""
+
+MAX_SCANNED = 1000
+"""Maximum number of documents whose values are compared after such a scan."""
 
 
 def with_id(view: View, doc_id: str, *, any_case: bool) -> list[int]:
@@ -36,7 +44,39 @@ def with_key(view: View, value: str) -> list[int]:
     paths = [json_path(name, name) for name, known in fields.items() if known.key]
     if not paths or not value or len(value) > MAX_NAME:
         return []
+    if value.isascii() and not _are_columns_kept(view, paths) and view.n_scans < SCANS:
+        view.n_scans += 1
+        scanned = _scanned(view, paths, value)
+        if scanned is not None:
+            return scanned
     return _with_value(view, paths, value, any_case=False) or _with_value(view, paths, value, any_case=True)
+
+
+def _are_columns_kept(view: View, paths: Sequence[str]) -> bool:
+    return all(live.segment.columns.holds(path) for live in view.segments for path in paths)
+
+
+def _scanned(view: View, paths: Sequence[str], value: str) -> list[int] | None:
+    """Return the documents of `with_key` for an ASCII value without columns, which cost more to read than a few scans.
+
+    None if there is too much to compare.
+    """
+    documents = view.store.documents
+    keys = documents.keys_perhaps_having(value, MAX_SCANNED)
+    if keys is None:
+        return None
+    values = [
+        (i, text)
+        for path in paths
+        for i, kind, text in documents.values_of(path, keys)
+        if kind == "text" and text.casefold() == value.casefold()
+    ]
+    rows = [i for i, text in values if text == value] or [i for i, _ in values]
+    doc_ords: list[int] = []
+    for live in view.segments if rows else ():
+        having = np.flatnonzero(np.isin(live.segment.doc_keys, keys[rows]) & live.live)
+        doc_ords += (live.first_ord + having).tolist()
+    return doc_ords
 
 
 def _with_id_like(view: View, doc_id: str) -> list[int]:

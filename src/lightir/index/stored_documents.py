@@ -134,6 +134,25 @@ class StoredDocuments:
                         elements = json.loads(exact) if isinstance(exact, str) else exact
                         yield from ((first + i, *_typed(element)) for element in elements)
 
+    def keys_perhaps_having(self, text: str, most: int) -> DocKeys | None:
+        """Return the keys of all documents that have a value equal to an ASCII text but for case, and of some others.
+
+        Args:
+            text: the text.
+            most: maximum number of keys.
+
+        Returns:
+            (n,) int64; None if there are more.
+        """
+        # LIKE ignores the case of ASCII letters. Wildcards in the text match more. Values with escapes or with other
+        # letters, some of which are other forms of ASCII letters, are not compared here.
+        statement = (
+            "SELECT doc_key FROM metadata WHERE value LIKE ? OR instr(value, '\\') "
+            "OR length(value) < length(CAST(value AS BLOB)) LIMIT ?"
+        )
+        keys = self._session.select(statement, (f"%{text}%", most + 1))
+        return None if len(keys) > most else np.array([key for (key,) in keys], dtype=np.int64)
+
     def metadata_hashes(self, keys: DocKeys) -> DocKeys:
         """Return a hash of the metadata of each document, (n,) int64; 0 for a deleted one.
 

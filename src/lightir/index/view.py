@@ -91,6 +91,8 @@ class View:
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
         self._matching: OrderedDict[metadata_filters.Node, list[Mask]] = OrderedDict()
         self._phrases: OrderedDict[str, list[Mask]] = OrderedDict()
+        self.n_scans = 0
+        """Number of names that were looked for in all metadata, see lightir.index.names."""
         self.prepared: dict[Any, Any] = {}
         """Prepared searches by key, cached for the life of the view."""
 

@@ -405,6 +405,10 @@ class Columns:
                     self._kept.popitem(last=False)
             return column
 
+    def holds(self, path: str) -> bool:
+        """Whether a column of the field is kept, perhaps of an earlier state."""
+        return path in self._kept
+
     def _read(self, path: str, source: MetadataSource, described: int, earlier: Column | None) -> Column:
         """Read a column, or only the documents that have changed since an earlier one was read."""
         if source.hashes is None:
