@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -36,6 +36,14 @@ OF_A_MODEL = (MODEL, BAG)
 AUTO = "auto"
 """Name of the analyzer that treats each script by its own rules. An index of it detects the main language of its Latin
 words when it is built, and stores the name with it: "auto-german"."""
+
+WORDS_KEPT = 2**18
+"""Maximum number of words whose terms are kept for phrases."""
+
+OTHER_TERM = 2**32 - 1
+"""Number of a term that is not wanted."""
+
+_STOP_WORD = 2**32 - 2
 
 # Words of two or more characters, as in scikit-learn and bm25s; this reproduces published BM25 figures.
 _WORD = re.compile(r"\b\w\w+\b")
@@ -162,6 +170,25 @@ class Analyzer:
         distinct, other_rows = _numbered(terms, others)
         return distinct, _merge_rows(ascii_rows, other_rows, np.array(refused, dtype=np.int64))
 
+    def term_positions(self, texts: Sequence[str], wanted: Mapping[str, int]) -> tuple[Ragged, list[int]]:
+        """Return the wanted terms among those of ASCII texts, for an analyzer whose ASCII words have one term at most.
+
+        Args:
+            texts: n texts.
+            wanted: non-negative number of each wanted term.
+
+        Returns:
+            n rows with the number of each term of a text in order, or OTHER_TERM; and the positions of texts that are
+            not ASCII, which have no terms here.
+        """
+        words, ids, indptr, refused = kernel.split_words(texts)
+        number_of = {**wanted, "": _STOP_WORD}
+        terms = map(_terms_of(self).__getitem__, words)
+        numbers = np.fromiter((number_of.get(term, OTHER_TERM) for term in terms), np.uint32, len(words))[ids]
+        kept = numbers != _STOP_WORD
+        kept_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
+        return Ragged(numbers[kept], kept_before[indptr]), refused
+
     def _of_words(self, words: Sequence[str]) -> tuple[dict[str, int], npt.NDArray[np.int64]]:
         """Return the terms of ASCII words with their indices, and each word's index; -1 for a stop word."""
         terms: dict[str, int] = {}
@@ -218,6 +245,27 @@ class Analyzer:
         if self.name == "english":
             words = [word for word in words if word not in ENGLISH_STOP_WORDS]
         return [stem(self.name, word) for word in words]
+
+
+class _TermOfWord(dict[str, str]):
+    """The term of each ASCII word that was asked for; "" for a stop word."""
+
+    def __init__(self, analyzer: Analyzer) -> None:
+        super().__init__()
+        self._analyzer = analyzer
+
+    def __missing__(self, word: str) -> str:
+        """Analyze a word, and keep its term."""
+        if len(self) >= WORDS_KEPT:
+            self.clear()
+        (terms,) = self._analyzer.terms([word])
+        term = self[word] = terms[0] if terms else ""
+        return term
+
+
+@lru_cache(maxsize=4)
+def _terms_of(analyzer: Analyzer) -> _TermOfWord:
+    return _TermOfWord(analyzer)
 
 
 def _numbered(terms: dict[str, int], rows: Sequence[Sequence[str]]) -> tuple[list[str], Ragged]:

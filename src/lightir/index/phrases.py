@@ -48,24 +48,24 @@ class Phrase:
         """Return the (n,) mask of the texts that contain the phrase."""
         if not self.units:
             return np.ones(len(texts), dtype=np.bool_)
-        if self._is_spaced:
+        if self._is_spaced and self._analyzer.name != "chinese":
             return self._in_terms(texts)
         return np.array([contains(self._analyzer.units(text), self.units) for text in texts], dtype=np.bool_)
 
     def _in_terms(self, texts: Sequence[str]) -> Mask:
         """Return the same as `occurs_in` by array operations, for a phrase whose units are terms."""
+        number_of = {unit: number for number, unit in enumerate(dict.fromkeys(self.units))}
+        rows, others = self._analyzer.term_positions(texts, number_of)
         mask = np.zeros(len(texts), dtype=np.bool_)
-        distinct, rows = self._analyzer.distinct_terms(texts)
-        number_of = {term: number for number, term in enumerate(distinct)}
-        wanted = [number_of.get(unit, -1) for unit in self.units]
-        if min(wanted) < 0:
-            return mask
+        wanted = [number_of[unit] for unit in self.units]
         starts = np.flatnonzero(rows.term_ids == wanted[0])
         starts = starts[starts + len(wanted) <= len(rows.term_ids)]
         for i, number in enumerate(wanted):
             starts = starts[rows.term_ids[starts + i] == number]
         row_of = np.searchsorted(rows.indptr, starts, side="right") - 1
         mask[row_of[starts + len(wanted) <= rows.indptr[row_of + 1]]] = True
+        for row in others:
+            mask[row] = contains(self._analyzer.units(texts[row]), self.units)
         return mask
 
     def documents(self, view: View) -> list[Mask]:
