@@ -1,5 +1,6 @@
 // Tests of query encoding under sanitizers: tokenizers at the boundaries of their buffers, on exactly sized texts.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -159,6 +160,30 @@ void means_stay_inside_their_arrays(Element element, size_t width, size_t dim) {
     expect(all_zero, "the mean of zero rows is zero, and so is that of no rows");
 }
 
+void pairs_are_found_and_weighted() {
+    const std::vector<uint32_t> pairs{0, 1, 1, 1, 1, 0xffffffffu};
+    const PairIndex index(span(pairs));
+    std::vector<uint32_t> found;
+    const std::vector<uint32_t> terms{1, 1, 1, 0, 1, 0xffffffffu, 0};
+    index.find(span(terms), found);
+    expect(found == std::vector<uint32_t>{1, 1, 0, 2}, "pairs in text order, repeats included");
+    index.find({terms.data(), 1}, found);
+    PairIndex({}).find(span(terms), found);
+    expect(found.size() == 4, "one term has no pair, and no pair has a row in an empty index");
+
+    const std::vector<float> rows{1, 0, 0, 1}, rows_of_pairs{0, 4, 0, 0, 0, 0}, keys{100, -100, 0, 0, 0}, values(5, 1.0f);
+    const PairRows pair_rows{&index, {rows_of_pairs.data(), 3, 2, Element::float32, nullptr}};
+    const Gate gate{{keys.data(), 5, 1, Element::float32, nullptr}, {values.data(), 5, 1, Element::float32, nullptr}};
+    const QueryRows all{{rows.data(), 2, 2, Element::float32, nullptr}, &pair_rows, &gate};
+    const std::vector<uint32_t> ids{0, 1};
+    const std::vector<int64_t> indptr{0, 0, 2};
+    std::vector<float> out(4, -1.0f);
+    encode_queries(all, span(ids), span(indptr), 2, 2, out.data());
+    const double x = std::exp(6.0), y = std::exp(-6.0) + 4, length = std::sqrt(x * x + y * y);
+    expect(out[0] == 0 && out[1] == 0, "a query without terms");
+    expect(std::abs(out[2] - x / length) < 1e-6 && std::abs(out[3] - y / length) < 1e-6, "clipped weights");
+}
+
 void terms_are_counted() {
     const std::vector<uint32_t> ids{5, 2, 5, 3, 0};
     const std::vector<int64_t> indptr{0, 4, 4, 5};
@@ -208,6 +233,7 @@ int main() {
             }
         }
     }
+    pairs_are_found_and_weighted();
     terms_are_counted();
     expansions_are_averaged();
     long_and_short_lists_are_counted_alike();

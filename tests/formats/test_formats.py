@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lightir
@@ -117,7 +118,7 @@ def test_query_encoders_give_the_vectors_that_they_gave(release: str, tmp_path: 
             dense = None if vectors.dense is None else vectors.dense[i].tolist()
             if encoder.bigrams is None:
                 assert dense == row["dense"]
-            else:  # rows of terms and pairs are added in another order than before the kernel did it: the last bits differ
+            else:  # release 0.1.0 added the rows of terms and of pairs apart: the last bits differ
                 np.testing.assert_allclose(dense, row["dense"], rtol=0, atol=2e-7)
             term_ids, weights = vectors.sparse.row(i)
             assert dict(zip(map(str, term_ids.tolist()), weights.tolist(), strict=True)) == row["sparse"]

@@ -50,8 +50,8 @@ def random_dense(
     pair_rows, pair_scales = random_rows(rng, len(pairs), width, dtypes[1])
     shape = (N_TERMS + len(pairs), gate_width)
     vectors = [(rng.standard_normal(shape) * size).astype(gate) for _ in range(2)] if gate else None
-    found = (np.array(pairs, np.uint32).reshape(-1, 2), pair_rows, pair_scales)
-    return DenseRows(table, scales, found, (vectors[0], vectors[1]) if vectors else None)
+    pair_arrays = (np.array(pairs, np.uint32).reshape(-1, 2), pair_rows, pair_scales)
+    return DenseRows(table, scales, pair_arrays, (vectors[0], vectors[1]) if vectors else None)
 
 
 def encode(rows: DenseRows, queries: Ragged, *, dim: int | None = None, threads: int = 1) -> np.ndarray:

@@ -7,7 +7,7 @@
     table-001.safetensors ...  other tables
     sparse.safetensors   term_weights (V,) float32, if the query policy's term_weights is "idf"
     bigrams.safetensors  if the policy names bigrams: pairs (n, 2) uint32, ascending, and their rows like a table's
-    gate.safetensors     if the policy names a gate: keys and values (V + n, G), float16 or float32, of terms, then pairs
+    gate.safetensors     if the policy names a gate: keys and values (V + n, G) of terms, then pairs, float16 or float32
     expansions.safetensors   term_ids (V, width) uint32 and weights (V, width), if its weighting is "expansion"
     config.json          lets model2vec read the default table
 
@@ -155,8 +155,8 @@ def write_query_encoder(
             pairs = np.ascontiguousarray(bigrams.bigrams.pairs)
             save_file({PAIRS_KEY: pairs, **stored_rows(bigrams.rows, dtype=dtype)}, str(aside / BIGRAMS_FILE))
         if (gate := arrays.gate) is not None:
-            stored = {"keys": np.ascontiguousarray(gate.keys), "values": np.ascontiguousarray(gate.values)}
-            save_file(stored, str(aside / GATE_FILE))
+            vectors = {"keys": np.ascontiguousarray(gate.keys), "values": np.ascontiguousarray(gate.values)}
+            save_file(vectors, str(aside / GATE_FILE))
         write_json(aside / "config.json", {"model_type": "model2vec", "normalize": True, **_left_out(arrays)})
 
 

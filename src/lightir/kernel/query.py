@@ -24,9 +24,9 @@ class DenseRows(NamedTuple):
         scales: (n_rows,) float32 scales of int8 rows, else None.
         pairs: pairs (n, 2) uint32 of adjacent terms, ascending and distinct, their rows and the rows' scales, of the
             kinds of table and scales; None if queries have no rows of pairs.
-        gate: keys and values, each (n_rows + n, G) float16 or float32, for the terms and then the pairs. Row i of a query
-            has the weight exp(min(max(keys[i] . c, -6), 6)), where c is the mean of values[i] over the query's rows. None
-            if all weights are 1.
+        gate: keys and values, each (n_rows + n, G) float16 or float32, for the terms and then the pairs. Row i of a
+            query has the weight exp(min(max(keys[i] . c, -6), 6)), where c is the mean of values[i] over the query's
+            rows. None if all weights are 1.
     """
 
     table: Rows | npt.NDArray[np.uint16]

@@ -301,10 +301,10 @@ def encode_terms(
     out = np.zeros((len(indptr) - 1, dim), dtype=np.float32)
     for i, total in enumerate(out):
         terms = token_ids[indptr[i] : indptr[i + 1]].tolist()
-        found = [row_of_pair[pair] for pair in itertools.pairwise(terms) if pair in row_of_pair]
+        pair_ids = [row_of_pair[pair] for pair in itertools.pairwise(terms) if pair in row_of_pair]
         chosen = [(rows.table[term], 1 if rows.scales is None else rows.scales[term]) for term in terms]
-        chosen += [(pair_rows[row], 1 if pair_scales is None else pair_scales[row]) for row in found]
-        weights = _gate_weights(rows.gate, [*terms, *(len(rows.table) + row for row in found)])
+        chosen += [(pair_rows[row], 1 if pair_scales is None else pair_scales[row]) for row in pair_ids]
+        weights = _gate_weights(rows.gate, [*terms, *(len(rows.table) + row for row in pair_ids)])
         for (row, row_scale), weight in zip(chosen, weights, strict=True):
             total += weight * np.float32(row_scale) * _floats(row[:dim])
         length = np.sqrt(_sum_of_squares(total))

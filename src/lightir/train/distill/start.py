@@ -78,10 +78,14 @@ def _problem(encoder: CachedQueryEncoder, policy: QueryPolicy, tokenizer_hash: s
         return "its table has a gate"
     if encoder.tokenizer.hash != tokenizer_hash:
         return "its tokenizer is another"
-    plain = {"bigrams": "", "gate": ""}
-    if dataclasses.replace(encoder.contract.query, **plain) != dataclasses.replace(policy, **plain):
+    if _without_fit(encoder.contract.query) != _without_fit(policy):
         return "its queries have another policy"
     return ""
+
+
+def _without_fit(policy: QueryPolicy) -> QueryPolicy:
+    """Return the policy without what only a fit adds."""
+    return dataclasses.replace(policy, bigrams="", gate="")
 
 
 def _rows(table: CachedTable) -> Floats:
