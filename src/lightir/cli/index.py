@@ -2,7 +2,8 @@
 
 An index of vectors (written by `lightir encode`) is searched by dense vectors, learned sparse vectors and BM25. An
 index of a plain corpus is searched by BM25, without any model. With --model, a plain corpus is searched by BM25 at
-once, and `lightir worker` encodes it in the background, so that results improve while the index is in use.
+once, and `lightir worker` encodes it in the background, so that results improve while the index is in use. With
+--vectors, its documents get stored vectors, and only documents without one are pending.
 
 The types of metadata fields are inferred from the first 65,536 documents: number, boolean, date, keyword or text. The
 strings of a CSV or TSV file become numbers and booleans; "00123" stays a string, and an empty cell is a missing value.
@@ -27,12 +28,13 @@ from lightir.cli.arguments import (
     add_corpus_options,
     add_json,
     add_overwrite,
+    add_stored_vectors,
     positive,
     require_no_corpus_options,
     skipped_json,
 )
 from lightir.cli.info import fields_in_words, print_longer
-from lightir.cli.pipeline import are_vectors, index_vectors, read_vectors
+from lightir.cli.pipeline import are_vectors, index_vectors, read_vectors, with_stored_vectors
 from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.errors import InvalidInput
 from lightir.quantities import counted, format_size
@@ -47,6 +49,7 @@ EXAMPLES = """
   lightir index part-1 part-2 --out index --dense-dim 256 --sparse-top-k 128
   lightir index corpus.jsonl --out index --model minilm
   lightir index handbook/ --out index --model minilm --exclude drafts/
+  lightir index corpus.jsonl --vectors corpus.npy --model model --out index
   lightir index corpus.jsonl --out bm25-index --analyzer german
   lightir index products.csv --out index --fields id=sku,title=name,text=description --type ean=key
   lightir index products.csv --out index --boost title=3,tags=2
@@ -71,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=f"{MODEL_HELP}. lightir worker will encode the documents with it (default: no model, BM25 only)",
     )
+    add_stored_vectors(corpus)
     _add_passages(corpus)
     add_field_types(parser.add_argument_group("metadata fields"))
     branches = parser.add_argument_group("branches")
@@ -271,6 +275,8 @@ def build(args: argparse.Namespace) -> IndexInfo:
     options = index_options(args)
     declared = {**(read_schema(args.schema) if args.schema else {}), **dict(args.type)}
     if are_vectors(folders):
+        if args.vector_file:
+            raise Misuse("--vectors requires a plain corpus; vectors folders have vectors")
         if args.model:
             raise Misuse("--model requires a plain corpus; vectors already name their model")
         if args.passages != AUTO_PASSAGES or args.passage_overlap:
@@ -291,12 +297,16 @@ def build(args: argparse.Namespace) -> IndexInfo:
             "--dense-dim, --dense-dtype, --dense-graph and --sparse-top-k require vectors; "
             "encode the corpus first (lightir encode), or name the model that will encode it (--model)"
         )
+    if args.vector_file and (args.passages != AUTO_PASSAGES or args.passage_overlap):
+        raise Misuse("--passages and --vectors exclude each other; vectors are those of whole documents")
     inferred, documents = infer_from_first(read_documents(args.vectors, fields=args.fields))
+    passages = None if args.vector_file else passage_options(args)
     options = dataclasses.replace(
-        options, schema=inferred.with_fields(declared), passages=passage_options(args), boosts=dict(args.boost)
+        options, schema=inferred.with_fields(declared), passages=passages, boosts=dict(args.boost)
     )
+    shards = with_stored_vectors(documents, contract, args) if args.vector_file else document_shards(documents)
     info = build_index(
-        document_shards(documents),
+        shards,
         args.out,
         options=options,
         contract=contract,

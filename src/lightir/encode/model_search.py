@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightir.encode.documents import EncodeOptions
@@ -12,8 +14,11 @@ from lightir.encode.rerankers import RerankMethod, second_stage
 from lightir.errors import InvalidInput
 from lightir.index import Index
 from lightir.pending import Demand
+from lightir.pending.encoder_folder import encoder_folder
 from lightir.query.cached_encoder import describe_tables
+from lightir.query.fallback import EncodeTexts
 from lightir.search import LateOptions, LateSearcher, OwnStage, Searcher
+from lightir.vectors import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,35 @@ def reranking_searcher(
     """
     second = second_stage(searcher, reranker, method, encoding)
     return LateSearcher(searcher, second, late, first_mode=searcher.default_mode)
+
+
+def model_fallback(
+    index: Index, model: str | os.PathLike[str] | None = None, *, options: ModelSearchOptions | None = None
+) -> EncodeTexts:
+    """Return a function that encodes queries by the index's model, which is loaded when it is first called.
+
+    Args:
+        index: opened index with a model's contract.
+        model: model folder or name of a shipped model; None for the installed model that fits the index.
+        options: how the model is loaded.
+
+    Raises:
+        NotFound, ContractMismatch, InvalidInput: as `model_searcher`, here and not at the first call.
+    """
+    chosen = options or ModelSearchOptions()
+    folder, instruction = encoder_folder(index, model), _instruction(index, chosen.task)
+    loading, loaded = threading.Lock(), list[FullQueryEncoder]()
+
+    def encode(texts: Sequence[str]) -> Floats:
+        with loading:
+            if not loaded:
+                encoding = chosen.encoding or EncodeOptions()
+                loaded.append(FullQueryEncoder.load(folder, instruction=instruction, sparse=False, options=encoding))
+            dense = loaded[0].encode(texts).dense
+        assert dense is not None
+        return dense
+
+    return encode
 
 
 def _searcher(index: Index, encoder: ModelEncoder, options: ModelSearchOptions) -> Searcher:

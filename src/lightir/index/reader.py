@@ -53,7 +53,7 @@ class IndexInfo:
         segments: number of segments.
         branches: branches that can be searched.
         bytes: size on disk of dense, sparse, tokens and store.
-        contract: fingerprint, document_fingerprint, method and backbone; None for an index without a model.
+        contract: fingerprint, document_fingerprint, method, backbone and its kind; None for an index without a model.
         analyzer: name of the analyzer of the tokens branch; None without one.
         dense_dim: width of the dense rows; None without dense rows.
         dense_graph: number of documents in the graphs over dense rows, and recall of the exact top ten for queries that
@@ -392,6 +392,7 @@ def view_info(view: View) -> IndexInfo:
             "document_fingerprint": view.contract.document_fingerprint,
             "method": view.contract.method,
             "backbone": view.contract.backbone.address,
+            "kind": view.contract.backbone.kind,
         }
     segments = [live.segment for live in view.segments]
     n_bytes: dict[str, int] = {branch: sum(segment.n_bytes(branch) for segment in segments) for branch in BRANCHES}

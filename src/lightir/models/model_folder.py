@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lightir.addresses import base_address, stored_address
-from lightir.contract import FILE_NAME, BackboneRecord, Contract, hash_arrays
+from lightir.contract import FILE_NAME, BackboneRecord, Contract, hash_arrays, refuse_external
 from lightir.errors import ContractMismatch
 from lightir.models.adapters import load_adapter, merge_adapter, save_adapter, saved_adapter_hash
 from lightir.models.backbones import Attention, Backbone, load_backbone
@@ -115,7 +115,9 @@ def contract_backbone(
 
     Raises:
         ContractMismatch: the backbone, tokenizer, adapter or end tokens differ from the contract's.
+        InvalidInput: the contract's documents are encoded outside lightir.
     """
+    refuse_external(contract, str(folder))
     record, own = contract.backbone, folder / OWN_WEIGHTS
     address = own if own.is_dir() else base_address(record.address, folder)
     backbone = load_backbone(address, dtype=dtype, attention=backbone_attention(attention))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from lightir.addresses import resolve_model_folder, shipped_models
-from lightir.contract import Contract, require_same_documents
+from lightir.contract import Contract, refuse_external, require_same_documents
 from lightir.errors import InvalidInput, NotFound
 from lightir.index import Index
 
@@ -19,7 +19,7 @@ def encoder_folder(index: Index, model: str | os.PathLike[str] | None = None) ->
         model: model folder or name of a shipped model; None for the installed model that fits the index.
 
     Raises:
-        InvalidInput: the index has no contract.
+        InvalidInput: the index has no contract, or its documents are encoded outside lightir.
         NotFound: there is no such model, or no model is named and no installed one fits.
         ContractMismatch: the named model does not fit; each differing field with both values.
     """
@@ -29,6 +29,7 @@ def encoder_folder(index: Index, model: str | os.PathLike[str] | None = None) ->
             f"{index.folder} has no model's contract, so its documents cannot get vectors; "
             "build it with `lightir index CORPUS --model MODEL`"
         )
+    refuse_external(contract, str(index.folder))
     if model is None:
         return _shipped_for(contract)
     folder = resolve_model_folder(model)

@@ -24,7 +24,8 @@ from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.train.distill.fit_config import FitConfig
 from lightir.train.distill.fit_queries import FitQuery, labelled_queries, pseudo_queries, set_name, without_held_out
-from lightir.train.distill.held_out import FitData, HeldOutReport, fit_and_compare
+from lightir.train.distill.held_out import FitData, HeldOutReport, fit_and_compare, held_out_rows
+from lightir.train.distill.quality_report import QualityReport, held_out_queries, quality_report, write_report
 from lightir.train.distill.start import AUTO, TERMS, fitted_rows
 from lightir.train.distill.table_fit import (
     bigrams_by_error,
@@ -117,12 +118,14 @@ class FittedTable:
         bigrams: pairs of terms with their rows, or None.
         start: address of the table that the fit started from; "terms" for terms encoded alone.
         held_out: quality on queries that the fit did not see; None if there are too few queries.
+        report: details of that quality, and the confidence; None if there are too few queries.
     """
 
     rows: Floats
     bigrams: BigramTable | None
     start: str
     held_out: HeldOutReport | None
+    report: QualityReport | None = None
 
 
 def distill(
@@ -153,7 +156,7 @@ def distill(
         FormatError: the tokenizer cannot be read.
     """
     options = options or DistillationOptions()
-    names = _corpus_names(corpora, options.fit)
+    names = corpus_names(corpora, options.fit)
     model = load_teacher(teacher, device=options.device)
     terms = _query_terms(model, options.tokenizer)
     read = [_read_corpus(name, path, model.contract, options.fields) for name, path in zip(names, corpora, strict=True)]
@@ -189,7 +192,7 @@ def _query_terms(model: LightRetriever, path: Path | str | None) -> TableTokeniz
         InvalidInput: another tokenizer for a model with a sparse branch.
     """
     tokenizer, policy = model.backbone.tokenizer, model.contract.query
-    given = tokenizer if path is None else _read_tokenizer(Path(path))
+    given = tokenizer if path is None else read_tokenizer(Path(path))
     own = given.hash == tokenizer.hash
     if not own:
         if model.contract.sparse is not None:
@@ -206,12 +209,13 @@ def _query_terms(model: LightRetriever, path: Path | str | None) -> TableTokeniz
     return TableTokenizer(tokenizer, policy, own)
 
 
-def _read_tokenizer(path: Path) -> TextTokenizer:
+def read_tokenizer(path: Path) -> TextTokenizer:
+    """Read a tokenizer.json, or the one in a folder."""
     return TextTokenizer.from_file(path / "tokenizer.json" if path.is_dir() else path)
 
 
-def _corpus_names(corpora: Sequence[Path | str], fit: FitConfig) -> list[str]:
-    """Return the corpora's names.
+def corpus_names(corpora: Sequence[Path | str], fit: FitConfig) -> list[str]:
+    """Return the corpora's names, which must differ.
 
     Raises:
         InvalidInput: no corpus though the fit compares rankings of documents, or two with the same name.
@@ -269,7 +273,8 @@ def fitted_query_table(
     document_vectors = np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
     texts = [fit_query.query.text for fit_query in queries]
     term_ids, targets = query_term_ids(terms.tokenizer, terms.policy, texts), vectors.queries(texts)
-    positives = _positives(queries, corpora)
+    documents = {corpus.name: corpus.documents for corpus in corpora}
+    positives = relevant_documents(queries, documents)
     if fit.candidates_from == "queries":
         if fit.contrastive > 0 and len(positives.term_ids):
             raise InvalidInput(
@@ -282,7 +287,7 @@ def fitted_query_table(
         alone = _terms_alone(model, vectors, terms)
         rows = weighted_start(alone, term_probabilities(term_ids, vocab_size=len(alone)))
     n_terms = len(rows)
-    bigrams = _bigrams(rows, term_ids, targets, fit, fitted_start=start is not None) if fit.bigrams else None
+    bigrams = worst_bigrams(rows, term_ids, targets, fit, fitted_start=start is not None) if fit.bigrams else None
     if bigrams is not None:
         rows = np.concatenate([rows, np.zeros((len(bigrams), rows.shape[1]), dtype=np.float32)])
         term_ids = with_bigrams(term_ids, bigrams, vocab_size=n_terms)
@@ -293,6 +298,7 @@ def fitted_query_table(
         None if bigrams is None else BigramTable(bigrams, rows[n_terms:]),
         TERMS if start is None else start[0],
         report,
+        _quality(rows, collection, queries, documents if fit.candidates_from == "documents" else {}, terms, fit.seed),
     )
 
 
@@ -302,12 +308,30 @@ def _sample(targets: Floats, seed: int) -> Floats:
     return np.asarray(targets[np.sort(chosen)])
 
 
-def _bigrams(rows: Floats, term_ids: Ragged, targets: Floats, fit: FitConfig, *, fitted_start: bool) -> Bigrams:
+def worst_bigrams(rows: Floats, term_ids: Ragged, targets: Floats, fit: FitConfig, *, fitted_start: bool) -> Bigrams:
     """Return the pairs for which the terms' rows, fitted by ridge regression, err most."""
     full = np.flatnonzero(term_ids.lengths > 0)
     queries, wanted = select_rows(term_ids, full), targets[full]
     table = ridge_table(rows, queries, wanted, fit, fitted_start=fitted_start)
     return bigrams_by_error(table, queries, wanted, fit.bigrams, ridge=fit.ridge)
+
+
+def _quality(
+    rows: Floats,
+    data: FitData,
+    queries: Sequence[FitQuery],
+    documents: Mapping[str, Sequence[Document]],
+    terms: TableTokenizer,
+    seed: int,
+) -> QualityReport | None:
+    """Report the quality of a table on the queries that were held out; None without candidates or with few queries."""
+    if not len(data.documents):
+        return None
+    doc_ids = [document.doc_id for listed in documents.values() for document in listed]
+    unseen = held_out_rows(data.queries, seed)
+    texts, kinds = [query.query.text for query in queries], [query.kind for query in queries]
+    held = held_out_queries(data, unseen, texts, kinds, doc_ids, vocab_size=terms.tokenizer.vocab_size)
+    return quality_report(rows, held, terms.tokenizer, truth="ranking by the teacher's query vector", seed=seed)
 
 
 def _terms_alone(model: LightRetriever, vectors: TeacherVectors, terms: TableTokenizer) -> Floats:
@@ -319,9 +343,9 @@ def _terms_alone(model: LightRetriever, vectors: TeacherVectors, terms: TableTok
     return vectors.tokens(model.backbone.tokenizer.vocab_size)
 
 
-def _positives(queries: Sequence[FitQuery], corpora: Sequence[FitCorpus]) -> Ragged:
+def relevant_documents(queries: Sequence[FitQuery], documents: Mapping[str, Sequence[Document]]) -> Ragged:
     """Return for each query the positions of its relevant documents among the documents of all corpora."""
-    keys = [(corpus.name, document.doc_id) for corpus in corpora for document in corpus.documents]
+    keys = [(name, document.doc_id) for name, listed in documents.items() for document in listed]
     position = {key: number for number, key in enumerate(keys)}
     relevant = [[(fit_query.source, doc_id) for doc_id in fit_query.positive_ids] for fit_query in queries]
     return Ragged.from_lists([[position[key] for key in row if key in position] for row in relevant])
@@ -353,3 +377,5 @@ def _write_model(
         bigrams=table.bigrams,
     )
     write_query_encoder(folder / QUERY_ENCODER, contract, terms.tokenizer, arrays, dtype=dtype)
+    if table.report is not None:
+        write_report(folder, table.report)

@@ -7,6 +7,9 @@ from typing import Literal
 
 from lightir.errors import InvalidInput
 
+STORED_TEMPERATURE = 0.1
+"""Default temperature of the fit to stored vectors alone, chosen on development queries of nfcorpus and scifact."""
+
 
 @dataclass(frozen=True, slots=True)
 class FitConfig:

@@ -35,6 +35,12 @@ class FitQuery:
     source: str
     positive_ids: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        """ "title", "span", or "query" for one that is no part of a document."""
+        kind = self.query.query_id.partition(":")[0]
+        return kind if kind in ("title", "span") and not self.positive_ids else "query"
+
 
 def labelled_queries(paths: Iterable[Path | str]) -> list[FitQuery]:
     """Read queries of files, without labels, and of BEIR folders, with the positives of their train split."""

@@ -45,19 +45,24 @@ class HeldOutReport:
 
     Attributes:
         queries: number of held-out queries.
-        start: share of the table that the fit started from.
+        start: share of the table that the fit started from; None if its rows have another width than the vectors.
         fitted: share of the fitted table.
         kept: the table that was kept: "fitted", or "start" if it is a fitted table and better.
     """
 
     queries: int
-    start: float
+    start: float | None
     fitted: float
     kept: str
 
 
 def fit_and_compare(
-    start: Floats, data: FitData, config: FitConfig, *, fitted_start: bool
+    start: Floats,
+    data: FitData,
+    config: FitConfig,
+    *,
+    fitted_start: bool,
+    unseen: npt.NDArray[np.int64] | None = None,
 ) -> tuple[Floats, HeldOutReport | None]:
     """Fit a table to all queries but the held-out ones, and return the better one of it and a fitted start.
 
@@ -66,18 +71,20 @@ def fit_and_compare(
         data: queries, teacher vectors and documents.
         config: settings of the fit; its seed draws the held-out queries.
         fitted_start: whether the start is a fitted table, which is kept if the fit does not improve it.
+        unseen: positions of the held-out queries, ascending; None draws some of all.
 
     Returns:
         The table, (V, dim) float32, and the report; None if there are too few queries.
     """
-    unseen = held_out_rows(data.queries, config.seed)
+    unseen = held_out_rows(data.queries, config.seed) if unseen is None else unseen
     if len(unseen) < MIN_HELD_OUT or not len(data.documents):
         return _fitted(start, data, config, fitted_start), None
     seen = np.setdiff1d(np.arange(len(data.queries)), unseen)
     table = _fitted(start, data.take(seen), config, fitted_start)
     held_out = data.take(unseen)
-    before, after = shared_best(start, held_out), shared_best(table, held_out)
-    keeps_start = fitted_start and after < before
+    before = shared_best(start, held_out) if start.shape[1] == held_out.targets.shape[1] else None
+    after = shared_best(table, held_out)
+    keeps_start = fitted_start and before is not None and after < before
     report = HeldOutReport(len(unseen), before, after, "start" if keeps_start else "fitted")
     return start if keeps_start else table, report
 

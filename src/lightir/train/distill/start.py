@@ -11,7 +11,7 @@ import numpy as np
 
 from lightir.addresses import QUERY_ENCODER, resolve_local, resolve_query_encoder, shipped_models
 from lightir.contract import FILE_NAME, Contract, require_same_documents
-from lightir.errors import InvalidInput
+from lightir.errors import ContractMismatch, InvalidInput
 from lightir.query import CachedQueryEncoder
 from lightir.query.tables import CachedTable
 from lightir.text import QueryPolicy
@@ -49,12 +49,12 @@ def fitted_rows(
         require_same_documents(encoder.contract, contract, names=(str(start), "the teacher"))
         if problem := _problem(encoder, policy, tokenizer_hash):
             raise InvalidInput(f"a fit cannot start from {start}: {problem}")
-        return str(start), _rows(next(iter(encoder.tables.values())))
+        return str(start), table_rows(next(iter(encoder.tables.values())))
     for address, folder in _candidates(teacher):
-        if Contract.load(folder / QUERY_ENCODER).document_fingerprint == contract.document_fingerprint:
+        if _same_documents(Contract.load(folder / QUERY_ENCODER), contract):
             encoder = CachedQueryEncoder.load(folder)
             if not _problem(encoder, policy, tokenizer_hash):
-                return address, _rows(next(iter(encoder.tables.values())))
+                return address, table_rows(next(iter(encoder.tables.values())))
     return None
 
 
@@ -66,6 +66,15 @@ def _candidates(teacher: str | os.PathLike[str]) -> Iterator[tuple[str, Path]]:
         has_table = (folder / FILE_NAME).is_file() and (folder / QUERY_ENCODER).is_dir()
         if has_table and Contract.load(folder).method == "distilled":
             yield address, folder
+
+
+def _same_documents(one: Contract, other: Contract) -> bool:
+    """Return whether two contracts have the same document encoder, wherever its folder lies."""
+    try:
+        require_same_documents(one, other, names=("the table", "the teacher"))
+    except ContractMismatch:
+        return False
+    return True
 
 
 def _problem(encoder: CachedQueryEncoder, policy: QueryPolicy, tokenizer_hash: str) -> str:
@@ -88,7 +97,7 @@ def _without_fit(policy: QueryPolicy) -> QueryPolicy:
     return dataclasses.replace(policy, bigrams="", gate="")
 
 
-def _rows(table: CachedTable) -> Floats:
+def table_rows(table: CachedTable) -> Floats:
     """Return the rows of a table as float32."""
     rows = table.embeddings
     if rows.dtype == np.uint16:
