@@ -280,7 +280,8 @@ def fitted_query_table(
             raise InvalidInput(
                 "labels need the documents as candidates: set contrastive=0 with candidates_from=queries"
             )
-        document_vectors, positives = _sample(targets, fit.seed), Ragged.from_lists([[]] * len(queries))
+        seen = np.setdiff1d(np.arange(len(queries)), held_out_rows(term_ids, fit.seed))
+        document_vectors, positives = _sample(targets[seen], fit.seed), Ragged.from_lists([[]] * len(queries))
     if start is not None:
         rows = start[1]
     else:
@@ -309,8 +310,18 @@ def _sample(targets: Floats, seed: int) -> Floats:
 
 
 def worst_bigrams(rows: Floats, term_ids: Ragged, targets: Floats, fit: FitConfig, *, fitted_start: bool) -> Bigrams:
-    """Return the pairs for which the terms' rows, fitted by ridge regression, err most."""
-    full = np.flatnonzero(term_ids.lengths > 0)
+    """Return the pairs for which the terms' rows, fitted by ridge regression, err most.
+
+    The queries that the fit holds out take no part, so that they measure the chosen pairs too.
+
+    Args:
+        rows: (V, dim) float32, start of the table.
+        term_ids: terms of n queries.
+        targets: (n, dim) float32, the teacher's vectors, L2-normalized.
+        fit: settings of the fit; its seed draws the held-out queries.
+        fitted_start: whether `rows` are a fitted table.
+    """
+    full = np.setdiff1d(np.flatnonzero(term_ids.lengths > 0), held_out_rows(term_ids, fit.seed))
     queries, wanted = select_rows(term_ids, full), targets[full]
     table = ridge_table(rows, queries, wanted, fit, fitted_start=fitted_start)
     return bigrams_by_error(table, queries, wanted, fit.bigrams, ridge=fit.ridge)
