@@ -21,6 +21,7 @@ from lightir.query.confidence import Confidence
 from lightir.query.endpoint import EmbeddingsEndpoint, EndpointFailed
 from lightir.train.distill import quality_report
 from lightir.train.distill.fetched_vectors import FetchedVectors
+from lightir.train.distill.fitted_rows import FittedRows
 from lightir.train.distill.held_out import FitData
 from lightir.train.distill.quality_report import fit_confidence, query_quality
 from lightir.types import Document
@@ -234,7 +235,7 @@ def random_data(n: int = 60) -> FitData:
 
 def test_overlap_and_ndcg_are_those_of_their_definitions() -> None:
     data, table = random_data(), np.random.default_rng(2).normal(size=(12, 4)).astype(np.float32)
-    quality = query_quality(table, data)
+    quality = query_quality(FittedRows(table), data)
     for row in range(len(data.queries)):
         mean = np.mean([table[term] for term in data.queries.row(row)], axis=0)
         own = sorted(range(25), key=lambda doc: (-float(mean @ data.documents[doc]), doc))[:10]

@@ -20,11 +20,12 @@ from lightir.query import CachedQueryEncoder
 from lightir.query.tables import CachedTable
 from lightir.text import TextTokenizer
 from lightir.train.distill import held_out, start
-from lightir.train.distill.distillation import DistillationOptions, distill
+from lightir.train.distill.distillation import DistillationOptions, distill, start_with_bigrams
 from lightir.train.distill.fit_config import FitConfig
+from lightir.train.distill.fitted_rows import FittedRows
 from lightir.train.distill.held_out import FitData, fit_and_compare, held_out_rows, shared_best
-from lightir.train.distill.start import fitted_rows
-from lightir.train.distill.table_fit import ridge_table
+from lightir.train.distill.start import StartTable, fitted_rows
+from lightir.train.distill.table_fit import ridge_table, with_bigrams
 from lightir.train.distill.teacher import load_teacher
 from lightir.vectors import Ragged
 from tiny_models import write_sentence_transformer
@@ -59,7 +60,7 @@ def embeddings(model: Path) -> np.ndarray:
     return table.embeddings.astype(np.float32) * table.scales[:, None]
 
 
-def rows_of(address: Path | str, teacher: Path, model: Path) -> tuple[str, np.ndarray] | None:
+def rows_of(address: Path | str, teacher: Path, model: Path) -> StartTable | None:
     encoder = CachedQueryEncoder.load(model)
     contract = Contract.load(model)
     return fitted_rows(address, teacher, contract, encoder.contract.query, encoder.tokenizer.hash)
@@ -75,8 +76,8 @@ def test_the_start_is_the_stored_table(dtype: str, first: Path, tmp_path: Path) 
     given = rows_of(tmp_path / "q", first, first)
     assert given is not None
     tolerance = {"int8": 0.02, "fp16": 2e-3, "fp32": 0}[dtype]
-    np.testing.assert_allclose(given[1], rows, atol=tolerance)
-    assert given[1].dtype == np.float32
+    np.testing.assert_allclose(given.rows.rows, rows, atol=tolerance)
+    assert given.rows.rows.dtype == np.float32
 
 
 def test_rows_of_bfloat16_are_widened() -> None:
@@ -90,14 +91,14 @@ def test_a_fitted_teacher_is_the_start_and_a_plain_one_takes_an_installed_model_
 ) -> None:
     own = rows_of("auto", first, first)
     assert own is not None
-    assert own[0] == str(first)
-    np.testing.assert_array_equal(own[1], embeddings(first))
+    assert own.address == str(first)
+    np.testing.assert_array_equal(own.rows.rows, embeddings(first))
     monkeypatch.setattr(start, "shipped_models", dict)
     assert rows_of("auto", teacher, first) is None
     monkeypatch.setattr(start, "shipped_models", lambda: {"installed": first})
     installed = rows_of("auto", teacher, first)
     assert installed is not None
-    assert installed[0] == "installed"
+    assert installed.address == "installed"
     assert rows_of("terms", first, first) is None
 
 
@@ -113,15 +114,60 @@ def test_a_table_that_does_not_fit_is_refused_if_it_is_named(teacher: Path, firs
         fitted_rows(first, teacher, other, encoder.contract.query, encoder.tokenizer.hash)
     with pytest.raises(NotFound):
         fitted_rows(tmp_path / "none", teacher, encoder.contract, encoder.contract.query, encoder.tokenizer.hash)
-    with_pairs = distill(
-        teacher,
-        [write_corpus(tmp_path / "c.jsonl", WORDS, 0)],
-        out=tmp_path / "pairs",
-        options=DistillationOptions(spans=100, fit=dataclasses.replace(FIT, bigrams=5)),
+
+
+def test_a_fit_starts_from_bigrams_and_a_gate_too(teacher: Path, first: Path, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", WORDS, 0)
+    fit = dataclasses.replace(FIT, bigrams=5, gate=2)
+    both = distill(teacher, [corpus], out=tmp_path / "both", options=DistillationOptions(spans=600, fit=fit))
+    encoder = CachedQueryEncoder.load(both)
+    assert encoder.bigrams is not None
+    assert encoder.gate is not None
+    assert (len(encoder.bigrams.bigrams), encoder.gate.keys.shape[1]) == (5, 2)
+    given = rows_of(both, teacher, first)
+    assert given is not None
+    assert given.bigrams is not None
+    np.testing.assert_array_equal(given.bigrams.pairs, encoder.bigrams.bigrams.pairs)
+    query = "river stone cloud engine violin harbor"
+    terms = encoder.tokenizer.term_ids([query])
+    sums = given.rows.sums(with_bigrams(terms, given.bigrams, vocab_size=encoder.tokenizer.vocab_size))
+    dense = encoder.encode([query]).dense
+    assert dense is not None
+    np.testing.assert_allclose(sums / np.linalg.norm(sums), dense, atol=1e-5)
+    again = distill(both, [corpus], out=tmp_path / "again", options=DistillationOptions(spans=600, fit=FIT))
+    assert read_json(again / "distillation.json")["start"] == str(both)
+    assert Contract.load(again).query.bigrams == Contract.load(both).query.bigrams
+    with pytest.raises(InvalidInput, match="has rows for 5 pairs of terms already"):
+        distill(both, [corpus], out=tmp_path / "no", options=DistillationOptions(spans=600, fit=fit))
+
+
+def seen_part(queries: Ragged, targets: np.ndarray, unseen: np.ndarray) -> tuple[Ragged, np.ndarray]:
+    seen = [row for row in range(len(queries)) if row not in unseen]
+    return Ragged.from_lists([queries.row(row).tolist() for row in seen]), targets[seen]
+
+
+def test_held_out_queries_take_no_part_in_the_choice_of_bigrams() -> None:
+    rng = np.random.default_rng(8)
+    queries = Ragged.from_lists([rng.integers(0, 9, size=6).tolist() for _ in range(80)])
+    targets = rng.normal(size=(80, 4)).astype(np.float32)
+    begin = StartTable("terms", FittedRows(rng.normal(size=(9, 4)).astype(np.float32)))
+    unseen, fit = np.arange(0, 80, 4), FitConfig(bigrams=6)
+    chosen = []
+    for factor in (1, -50):
+        changed = targets.copy()
+        changed[unseen] *= factor
+        made, _ = start_with_bigrams(begin, queries, changed, fit, fitted_start=False, unseen=unseen)
+        assert made.bigrams is not None
+        chosen.append(made.bigrams.pairs.tolist())
+        assert made.ridged
+        table = ridge_table(begin.rows, *seen_part(queries, changed, unseen), fit)
+        np.testing.assert_array_equal(made.rows.rows, table.with_zeros(6).rows)
+    assert chosen[0] == chosen[1]
+    plain, _ = start_with_bigrams(
+        begin, queries, targets, dataclasses.replace(fit, steps=0), fitted_start=False, unseen=unseen
     )
-    with pytest.raises(InvalidInput, match="its table has rows for bigrams"):
-        rows_of(with_pairs, teacher, first)
-    assert fitted_rows("auto", with_pairs, encoder.contract, encoder.contract.query, encoder.tokenizer.hash) is None
+    np.testing.assert_array_equal(plain.rows.rows, begin.rows.with_zeros(6).rows)  # the ridge is still to come
+    assert not plain.ridged
 
 
 def test_ridge_from_a_fitted_table_scales_it_and_adds_the_residual() -> None:
@@ -139,7 +185,7 @@ def test_ridge_from_a_fitted_table_scales_it_and_adds_the_residual() -> None:
         matrix.T @ matrix + 0.1 * np.eye(30), matrix.T @ (targets.astype(np.float64) - scale * means)
     )
     config = FitConfig(ridge=0.1, ridge_iterations=200)
-    fitted = ridge_table(table.astype(np.float32), queries, targets, config, fitted_start=True)
+    fitted = ridge_table(FittedRows(table.astype(np.float32)), queries, targets, config, fitted_start=True).rows
     np.testing.assert_allclose(fitted, scale * table + residual, atol=1e-4)
     np.testing.assert_allclose(fitted[20:], scale * table[20:], atol=1e-5)  # terms that no query has
 
@@ -163,33 +209,35 @@ def test_the_shared_best_documents_are_counted_query_by_query() -> None:
         own = sorted(range(40), key=lambda doc: (-float(light @ data.documents[doc]), doc))[:10]
         teachers = sorted(range(40), key=lambda doc: (-float(data.targets[row] @ data.documents[doc]), doc))[:10]
         shared.append(len({*own} & {*teachers}) / 10)
-    assert shared_best(table, data) == pytest.approx(np.mean(shared))
+    assert shared_best(FittedRows(table), data) == pytest.approx(np.mean(shared))
 
 
 def test_a_start_that_the_fit_does_not_improve_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, table = random_data(1000), np.zeros((30, 6), np.float32)
+    data = random_data(1000)
     seen: list[FitData] = []
 
-    def spoil(rows: np.ndarray, data: FitData, config: FitConfig, fitted_start: bool) -> np.ndarray:
+    def spoil(begin: StartTable, data: FitData, config: FitConfig, fitted_start: bool) -> FittedRows:
         seen.append(data)
-        return -rows
+        return FittedRows(-begin.rows.rows)
 
     monkeypatch.setattr(held_out, "_fitted", spoil)
     unseen = held_out_rows(data.queries, FIT.seed)
     assert len(unseen) == 50
     table = np.random.default_rng(7).normal(size=(30, 6)).astype(np.float32)
-    better = table if shared_best(table, data.take(unseen)) > shared_best(-table, data.take(unseen)) else -table
-    rows, report = fit_and_compare(better, data, FIT, fitted_start=True)
+    better = max((FittedRows(table), FittedRows(-table)), key=lambda one: shared_best(one, data.take(unseen)))
+    kept, report = fit_and_compare(StartTable("first", better), data, FIT, fitted_start=True, unseen=unseen)
     assert report is not None
-    np.testing.assert_array_equal(rows, better)
+    assert kept is better
     assert (report.kept, report.queries) == ("start", 50)
     assert report.fitted < report.start
     np.testing.assert_array_equal(seen[0].targets, np.delete(data.targets, unseen, axis=0))
-    rows, report = fit_and_compare(better, data, FIT, fitted_start=False)  # terms alone are no table to keep
+    kept, report = fit_and_compare(StartTable("terms", better), data, FIT, fitted_start=False, unseen=unseen)
     assert report is not None
-    np.testing.assert_array_equal(rows, -better)
+    np.testing.assert_array_equal(kept.rows, -better.rows)  # terms alone are no table to keep
     assert report.kept == "fitted"
-    assert fit_and_compare(better, random_data(60), FIT, fitted_start=True)[1] is None
+    few = random_data(60)
+    unseen = held_out_rows(few.queries, FIT.seed)
+    assert fit_and_compare(StartTable("first", better), few, FIT, fitted_start=True, unseen=unseen)[1] is None
 
 
 def test_the_command_adapts_a_fitted_model_and_says_what_that_gave(
@@ -222,4 +270,4 @@ def test_the_start_does_not_depend_on_the_folder_of_the_encoder(
     monkeypatch.setattr(start, "shipped_models", lambda: {"installed": first})
     given = fitted_rows("auto", tmp_path / "elsewhere", contract, encoder.contract.query, encoder.tokenizer.hash)
     assert given is not None
-    assert given[0] == "installed"
+    assert given.address == "installed"

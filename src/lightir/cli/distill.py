@@ -41,7 +41,7 @@ EXAMPLES = """
 SET_HELP = (
     "setting of the fit to change; repeat for more (defaults: ridge=0.03 ridge_iterations=40 steps=300 batch_size=256 "
     "candidates=4096 temperature=0.05 learning_rate=0.005 candidates_from=documents cosine=0.0 contrastive=0.5 "
-    "bigrams=0 seed=0)"
+    "bigrams=0 gate=0 gate_learning_rate=0.002 seed=0)"
 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from lightir.addresses import QUERY_ENCODER, resolve_local, stored_address
 from lightir.contract import FILE_NAME, Contract, require_same_documents
@@ -19,14 +20,16 @@ from lightir.encode.vocabulary import cached_table, stored_term_weights
 from lightir.errors import InvalidInput
 from lightir.files import atomic_folder, write_json
 from lightir.models.encoder import LightRetriever
+from lightir.query import CachedGate
 from lightir.query.bigrams import Bigrams
 from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.train.distill.fit_config import FitConfig
 from lightir.train.distill.fit_queries import FitQuery, labelled_queries, pseudo_queries, set_name, without_held_out
+from lightir.train.distill.fitted_rows import FittedRows
 from lightir.train.distill.held_out import FitData, HeldOutReport, fit_and_compare, held_out_rows
 from lightir.train.distill.quality_report import QualityReport, held_out_queries, quality_report, write_report
-from lightir.train.distill.start import AUTO, TERMS, fitted_rows
+from lightir.train.distill.start import AUTO, TERMS, StartTable, fitted_rows
 from lightir.train.distill.table_fit import (
     bigrams_by_error,
     ridge_table,
@@ -116,6 +119,7 @@ class FittedTable:
     Attributes:
         rows: (V, dim) float32, one row per term.
         bigrams: pairs of terms with their rows, or None.
+        gate: gate over the rows of terms, then of pairs, float16, or None.
         start: address of the table that the fit started from; "terms" for terms encoded alone.
         held_out: quality on queries that the fit did not see; None if there are too few queries.
         report: details of that quality, and the confidence; None if there are too few queries.
@@ -123,9 +127,38 @@ class FittedTable:
 
     rows: Floats
     bigrams: BigramTable | None
+    gate: CachedGate | None
     start: str
     held_out: HeldOutReport | None
     report: QualityReport | None = None
+
+    @classmethod
+    def of(
+        cls,
+        fitted: FittedRows,
+        bigrams: Bigrams | None,
+        *,
+        start: str,
+        held_out: HeldOutReport | None,
+        report: QualityReport | None,
+    ) -> FittedTable:
+        """Return a table of rows of terms, then of bigrams."""
+        n_terms = len(fitted.rows) - (0 if bigrams is None else len(bigrams))
+        pairs = None if bigrams is None else BigramTable(bigrams, fitted.rows[n_terms:])
+        gate = fitted.gate
+        if gate is not None:
+            gate = CachedGate(gate.keys.astype(np.float16), gate.values.astype(np.float16))
+        return cls(fitted.rows[:n_terms], pairs, gate, start, held_out, report)
+
+    def policy(self, policy: QueryPolicy) -> QueryPolicy:
+        """Return a query policy that names the table's bigrams and its gate."""
+        bigrams = "" if self.bigrams is None else self.bigrams.bigrams.hash
+        return dataclasses.replace(policy, bigrams=bigrams, gate="" if self.gate is None else self.gate.hash)
+
+    def arrays(self, instruction: str, term_weights: Floats | None = None) -> QueryEncoderArrays:
+        """Return the arrays of a query encoder."""
+        tables = [QueryTable("", instruction, self.rows)]
+        return QueryEncoderArrays(tables, term_weights, bigrams=self.bigrams, gate=self.gate)
 
 
 def distill(
@@ -174,6 +207,7 @@ def distill(
         "start": table.start,
         "held_out": None if table.held_out is None else dataclasses.asdict(table.held_out),
         "bigrams": 0 if table.bigrams is None else len(table.bigrams.bigrams),
+        "gate": 0 if table.gate is None else table.gate.keys.shape[1],
         "decontamination": None if report is None else report.to_json(),
     }
     with atomic_folder(Path(out), overwrite=overwrite, replaces=FILE_NAME) as folder:
@@ -255,13 +289,12 @@ def fitted_query_table(
     terms: TableTokenizer,
     options: DistillationOptions,
     *,
-    start: tuple[str, Floats] | None = None,
+    start: StartTable | None = None,
 ) -> FittedTable:
-    """Return the fitted table, with rows for frequent bigrams if the fit has some.
+    """Return the fitted table, with rows for bigrams and a gate if the fit or the start has them.
 
     Without `start`, the fit of a causal model starts from the paper's cached table, that of other models from each term
-    encoded alone; a term of another tokenizer is encoded as its text. Bigrams start at zero, so that the ridge gives
-    them the residual of the terms' rows.
+    encoded alone; a term of another tokenizer is encoded as its text.
     """
     fit = options.fit
     vectors = TeacherVectors(None if options.work is None else Path(options.work), model)
@@ -275,32 +308,26 @@ def fitted_query_table(
     term_ids, targets = query_term_ids(terms.tokenizer, terms.policy, texts), vectors.queries(texts)
     documents = {corpus.name: corpus.documents for corpus in corpora}
     positives = relevant_documents(queries, documents)
+    unseen = held_out_rows(term_ids, fit.seed)
     if fit.candidates_from == "queries":
         if fit.contrastive > 0 and len(positives.term_ids):
             raise InvalidInput(
                 "labels need the documents as candidates: set contrastive=0 with candidates_from=queries"
             )
-        seen = np.setdiff1d(np.arange(len(queries)), held_out_rows(term_ids, fit.seed))
+        seen = np.setdiff1d(np.arange(len(queries)), unseen)
         document_vectors, positives = _sample(targets[seen], fit.seed), Ragged.from_lists([[]] * len(queries))
-    if start is not None:
-        rows = start[1]
-    else:
+    if start is None:
         alone = _terms_alone(model, vectors, terms)
-        rows = weighted_start(alone, term_probabilities(term_ids, vocab_size=len(alone)))
-    n_terms = len(rows)
-    bigrams = worst_bigrams(rows, term_ids, targets, fit, fitted_start=start is not None) if fit.bigrams else None
-    if bigrams is not None:
-        rows = np.concatenate([rows, np.zeros((len(bigrams), rows.shape[1]), dtype=np.float32)])
-        term_ids = with_bigrams(term_ids, bigrams, vocab_size=n_terms)
+        weighted = weighted_start(alone, term_probabilities(term_ids, vocab_size=len(alone)))
+        start, fitted_start = StartTable(TERMS, FittedRows(weighted)), False
+    else:
+        fitted_start = True
+    start, term_ids = start_with_bigrams(start, term_ids, targets, fit, fitted_start=fitted_start, unseen=unseen)
     collection = FitData(term_ids, targets, document_vectors, positives)
-    rows, report = fit_and_compare(rows, collection, fit, fitted_start=start is not None)
-    return FittedTable(
-        rows[:n_terms],
-        None if bigrams is None else BigramTable(bigrams, rows[n_terms:]),
-        TERMS if start is None else start[0],
-        report,
-        _quality(rows, collection, queries, documents if fit.candidates_from == "documents" else {}, terms, fit.seed),
-    )
+    rows, held_out = fit_and_compare(start, collection, fit, fitted_start=fitted_start, unseen=unseen)
+    listed = documents if fit.candidates_from == "documents" else {}
+    report = _quality(rows, collection, queries, listed, terms, fit.seed)
+    return FittedTable.of(rows, start.bigrams, start=start.address, held_out=held_out, report=report)
 
 
 def _sample(targets: Floats, seed: int) -> Floats:
@@ -309,26 +336,55 @@ def _sample(targets: Floats, seed: int) -> Floats:
     return np.asarray(targets[np.sort(chosen)])
 
 
-def worst_bigrams(rows: Floats, term_ids: Ragged, targets: Floats, fit: FitConfig, *, fitted_start: bool) -> Bigrams:
-    """Return the pairs for which the terms' rows, fitted by ridge regression, err most.
+def start_with_bigrams(
+    start: StartTable,
+    term_ids: Ragged,
+    targets: Floats,
+    fit: FitConfig,
+    *,
+    fitted_start: bool,
+    unseen: npt.NDArray[np.int64],
+) -> tuple[StartTable, Ragged]:
+    """Return the start with rows for its bigrams or new ones, and the queries' rows: their terms, then their pairs.
 
-    The queries that the fit holds out take no part, so that they measure the chosen pairs too.
+    New bigrams are the pairs for which the terms' rows, fitted by ridge regression, err most. Held-out queries take no
+    part in that choice, so that they measure it too. The KL steps, if any, go on from these rows and from zeros for the
+    bigrams: of 149,000 broad texts, ridge regression of 60,000 bigrams gives an nDCG@10 of 0.251 on the development
+    queries of nfcorpus, zeros 0.255.
 
     Args:
-        rows: (V, dim) float32, start of the table.
+        start: start of the table.
         term_ids: terms of n queries.
         targets: (n, dim) float32, the teacher's vectors, L2-normalized.
-        fit: settings of the fit; its seed draws the held-out queries.
-        fitted_start: whether `rows` are a fitted table.
+        fit: settings of the fit.
+        fitted_start: whether the start is a fitted table.
+        unseen: positions of the held-out queries.
+
+    Raises:
+        InvalidInput: the start has bigrams and the fit asks for others.
     """
-    full = np.setdiff1d(np.flatnonzero(term_ids.lengths > 0), held_out_rows(term_ids, fit.seed))
+    rows, bigrams = start.rows.rows, start.bigrams
+    if bigrams is not None:
+        if fit.bigrams:
+            raise InvalidInput(
+                f"{start.address} has rows for {len(bigrams)} pairs of terms already; leave out "
+                f"bigrams={fit.bigrams}, or start from terms"
+            )
+        return start, with_bigrams(term_ids, bigrams, vocab_size=len(rows) - len(bigrams))
+    if not fit.bigrams:
+        return start, term_ids
+    full = np.setdiff1d(np.flatnonzero(term_ids.lengths > 0), unseen)
     queries, wanted = select_rows(term_ids, full), targets[full]
-    table = ridge_table(rows, queries, wanted, fit, fitted_start=fitted_start)
-    return bigrams_by_error(table, queries, wanted, fit.bigrams, ridge=fit.ridge)
+    table = ridge_table(start.rows, queries, wanted, fit, fitted_start=fitted_start)
+    bigrams = bigrams_by_error(table, queries, wanted, fit.bigrams, ridge=fit.ridge)
+    begin = (table if fit.steps else start.rows).with_zeros(len(bigrams))
+    return StartTable(start.address, begin, bigrams, ridged=fit.steps > 0), with_bigrams(
+        term_ids, bigrams, vocab_size=len(rows)
+    )
 
 
 def _quality(
-    rows: Floats,
+    rows: FittedRows,
     data: FitData,
     queries: Sequence[FitQuery],
     documents: Mapping[str, Sequence[Document]],
@@ -371,10 +427,8 @@ def _write_model(
     dtype: TableDtype,
 ) -> None:
     """Write the teacher's files under the contract of the table's queries, and the query encoder."""
-    bigrams_hash = "" if table.bigrams is None else table.bigrams.bigrams.hash
-    query = dataclasses.replace(terms.policy, bigrams=bigrams_hash, gate="")
     base = dataclasses.replace(model.contract.backbone, address=stored_address(model.backbone.address, folder))
-    contract = dataclasses.replace(model.contract, method="distilled", backbone=base, query=query)
+    contract = dataclasses.replace(model.contract, method="distilled", backbone=base, query=table.policy(terms.policy))
     source = resolve_local(teacher)
     if source is not None and (source / FILE_NAME).is_file():
         ignored = shutil.ignore_patterns(QUERY_ENCODER, "checkpoint*")
@@ -382,11 +436,7 @@ def _write_model(
     else:
         model.backbone.tokenizer.save(folder / "tokenizer.json")
     contract.save(folder)
-    arrays = QueryEncoderArrays(
-        [QueryTable("", terms.policy.instruction, table.rows)],
-        stored_term_weights(model) if terms.own else None,
-        bigrams=table.bigrams,
-    )
+    arrays = table.arrays(terms.policy.instruction, stored_term_weights(model) if terms.own else None)
     write_query_encoder(folder / QUERY_ENCODER, contract, terms.tokenizer, arrays, dtype=dtype)
     if table.report is not None:
         write_report(folder, table.report)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lightir.addresses import QUERY_ENCODER, cache_folder, resolve_query_encoder, shipped_models
 from lightir.contract import FILE_NAME, Contract, external_contract
 from lightir.data import StoredVectors, read_documents, span_pairs, title_pairs
-from lightir.encode.query_encoder import BigramTable, QueryEncoderArrays, QueryTable, TableDtype, write_query_encoder
+from lightir.encode.query_encoder import TableDtype, write_query_encoder
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.files import atomic_folder, copy_folder, write_json
 from lightir.query import CachedQueryEncoder
@@ -33,19 +33,19 @@ from lightir.train.distill.distillation import (
     corpus_names,
     read_tokenizer,
     relevant_documents,
-    worst_bigrams,
+    start_with_bigrams,
 )
 from lightir.train.distill.fetched_vectors import FetchedVectors
 from lightir.train.distill.fit_config import STORED_TEMPERATURE, FitConfig
 from lightir.train.distill.fit_queries import labelled_queries, pseudo_queries, without_held_out
+from lightir.train.distill.fitted_rows import FittedRows
 from lightir.train.distill.held_out import SHARE, FitData, fit_and_compare, held_out_rows
 from lightir.train.distill.quality_report import (
     held_out_queries,
     quality_report,
     write_report,
 )
-from lightir.train.distill.start import AUTO, TERMS, table_rows
-from lightir.train.distill.table_fit import with_bigrams
+from lightir.train.distill.start import AUTO, TERMS, StartTable, table_rows
 from lightir.types import Document
 from lightir.vectors import Floats, Ragged
 
@@ -184,10 +184,7 @@ def distill_external(
             f"the stored vectors are {rows.shape[1]} wide, but the endpoint's {queries.targets.shape[1]}"
         )
     table = _fit(start, queries, rows, documents, options, own=fetched is None)
-    policy = dataclasses.replace(
-        start.terms.policy, bigrams="" if table.bigrams is None else table.bigrams.bigrams.hash
-    )
-    contract = teacher.contract(rows.shape[1], policy)
+    contract = teacher.contract(rows.shape[1], table.policy(start.terms.policy))
     with atomic_folder(Path(out), overwrite=overwrite, replaces=FILE_NAME) as folder:
         _write_model(folder, contract, table, start.terms, options.table_dtype)
         facts = _facts(teacher, contract, table, documents, options)
@@ -216,7 +213,7 @@ def _write_model(
 ) -> None:
     """Write the contract, the query encoder and the report."""
     contract.save(folder)
-    arrays = QueryEncoderArrays([QueryTable("", contract.query.instruction, table.rows)], None, bigrams=table.bigrams)
+    arrays = table.arrays(contract.query.instruction)
     write_query_encoder(folder / QUERY_ENCODER, contract, terms.tokenizer, arrays, dtype=dtype)
     if table.report is not None:
         write_report(folder, table.report)
@@ -238,6 +235,7 @@ def _facts(
         "start": table.start,
         "held_out": None if table.held_out is None else dataclasses.asdict(table.held_out),
         "bigrams": 0 if table.bigrams is None else len(table.bigrams.bigrams),
+        "gate": 0 if table.gate is None else table.gate.keys.shape[1],
     }
 
 
@@ -427,19 +425,15 @@ def _fit(
     """Fit the table, and measure it on the held-out queries."""
     fit: FitConfig = options.fit
     term_ids = query_term_ids(start.terms.tokenizer, start.terms.policy, queries.texts)
-    n_terms, table = len(start.rows), start.rows
-    bigrams = worst_bigrams(table, term_ids, queries.targets, fit, fitted_start=False) if fit.bigrams else None
-    if bigrams is not None:
-        table = np.concatenate([table, np.zeros((len(bigrams), table.shape[1]), np.float32)])
-        term_ids = with_bigrams(term_ids, bigrams, vocab_size=n_terms)
-    data = FitData(term_ids, queries.targets, rows, queries.positives)
-    has_terms = term_ids.lengths > 0
+    n_terms = len(start.rows)
     unseen = held_out_rows(term_ids, fit.seed) if queries.unseen is None else queries.unseen
-    unseen = unseen[has_terms[unseen]]
-    table, held_out = fit_and_compare(table, data, fit, fitted_start=False, unseen=unseen)
+    unseen = unseen[term_ids.lengths[unseen] > 0]
+    table = StartTable(start.address, FittedRows(start.rows))
+    table, term_ids = start_with_bigrams(table, term_ids, queries.targets, fit, fitted_start=False, unseen=unseen)
+    data = FitData(term_ids, queries.targets, rows, queries.positives)
+    fitted, held_out = fit_and_compare(table, data, fit, fitted_start=False, unseen=unseen)
     doc_ids = [document.doc_id for listed in documents.values() for document in listed]
     held = held_out_queries(data, unseen, queries.texts, queries.kinds, doc_ids, vocab_size=n_terms)
     truth = "ranking by the vector of the query's own document" if own else "ranking by the endpoint's query vector"
-    report = quality_report(table, held, start.terms.tokenizer, truth=truth, seed=fit.seed)
-    pairs = None if bigrams is None else BigramTable(bigrams, table[n_terms:])
-    return FittedTable(table[:n_terms], pairs, start.address, held_out, report)
+    report = quality_report(fitted, held, start.terms.tokenizer, truth=truth, seed=fit.seed)
+    return FittedTable.of(fitted, table.bigrams, start=start.address, held_out=held_out, report=report)

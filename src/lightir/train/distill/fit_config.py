@@ -30,6 +30,9 @@ class FitConfig:
         contrastive: weight of InfoNCE for the queries with labels.
         bigrams: maximum number of rows for pairs of adjacent terms, beside the terms' rows; those pairs for which the
             terms' rows alone err most.
+        gate: number of columns of a gate, which weights a query's rows by one another (`lightir.query.CachedGate`); 0
+            for none, or for that of the start.
+        gate_learning_rate: peak learning rate of the gate.
         seed: seed of batches and candidates.
     """
 
@@ -44,13 +47,15 @@ class FitConfig:
     cosine: float = 0.0
     contrastive: float = 0.5
     bigrams: int = 0
+    gate: int = 0
+    gate_learning_rate: float = 2e-3
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("ridge", "temperature", "learning_rate"):
+        for name in ("ridge", "temperature", "learning_rate", "gate_learning_rate"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; expected above 0")
-        for name in ("ridge_iterations", "steps", "candidates", "cosine", "contrastive", "bigrams", "seed"):
+        for name in ("ridge_iterations", "steps", "candidates", "cosine", "contrastive", "bigrams", "gate", "seed"):
             if getattr(self, name) < 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; expected 0 or more")
         if self.candidates_from not in ("documents", "queries"):

@@ -8,7 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.train.distill.fit_config import FitConfig
-from lightir.train.distill.table_fit import fit_table, select_rows
+from lightir.train.distill.fitted_rows import FittedRows
+from lightir.train.distill.kl_fit import fit_table
+from lightir.train.distill.start import StartTable
+from lightir.train.distill.table_fit import select_rows
 from lightir.vectors import Floats, Ragged
 
 DEPTH = 10
@@ -57,36 +60,35 @@ class HeldOutReport:
 
 
 def fit_and_compare(
-    start: Floats,
+    start: StartTable,
     data: FitData,
     config: FitConfig,
     *,
     fitted_start: bool,
-    unseen: npt.NDArray[np.int64] | None = None,
-) -> tuple[Floats, HeldOutReport | None]:
+    unseen: npt.NDArray[np.int64],
+) -> tuple[FittedRows, HeldOutReport | None]:
     """Fit a table to all queries but the held-out ones, and return the better one of it and a fitted start.
 
     Args:
-        start: (V, dim) float32, start of the table.
+        start: start of the table.
         data: queries, teacher vectors and documents.
-        config: settings of the fit; its seed draws the held-out queries.
+        config: settings of the fit.
         fitted_start: whether the start is a fitted table, which is kept if the fit does not improve it.
-        unseen: positions of the held-out queries, ascending; None draws some of all.
+        unseen: positions of the held-out queries, ascending.
 
     Returns:
-        The table, (V, dim) float32, and the report; None if there are too few queries.
+        The table, and the report; None if there are too few queries.
     """
-    unseen = held_out_rows(data.queries, config.seed) if unseen is None else unseen
     if len(unseen) < MIN_HELD_OUT or not len(data.documents):
         return _fitted(start, data, config, fitted_start), None
     seen = np.setdiff1d(np.arange(len(data.queries)), unseen)
     table = _fitted(start, data.take(seen), config, fitted_start)
     held_out = data.take(unseen)
-    before = shared_best(start, held_out) if start.shape[1] == held_out.targets.shape[1] else None
+    before = shared_best(start.rows, held_out) if start.rows.rows.shape[1] == held_out.targets.shape[1] else None
     after = shared_best(table, held_out)
     keeps_start = fitted_start and before is not None and after < before
     report = HeldOutReport(len(unseen), before, after, "start" if keeps_start else "fitted")
-    return start if keeps_start else table, report
+    return start.rows if keeps_start else table, report
 
 
 def held_out_rows(queries: Ragged, seed: int) -> npt.NDArray[np.int64]:
@@ -96,7 +98,7 @@ def held_out_rows(queries: Ragged, seed: int) -> npt.NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).permutation(full)[:n])
 
 
-def shared_best(table: Floats, data: FitData) -> float:
+def shared_best(table: FittedRows, data: FitData) -> float:
     """Return the mean share of the teacher's DEPTH best documents that are among a table's DEPTH best.
 
     Ties go to the documents that come first.
@@ -105,8 +107,8 @@ def shared_best(table: Floats, data: FitData) -> float:
     shared = 0
     for first in range(0, len(data.queries), 256):
         rows = range(first, min(first + 256, len(data.queries)))
-        means = np.stack([table[data.queries.row(row)].mean(axis=0) for row in rows])  # their length changes no order
-        own, teachers = _best(means, data.documents, depth), _best(data.targets[rows], data.documents, depth)
+        sums = table.sums(select_rows(data.queries, np.arange(rows.start, rows.stop)))  # their length changes no order
+        own, teachers = _best(sums, data.documents, depth), _best(data.targets[rows], data.documents, depth)
         shared += sum(len(np.intersect1d(a, b)) for a, b in zip(own, teachers, strict=True))
     return shared / (depth * len(data.queries))
 
@@ -116,7 +118,14 @@ def _best(queries: Floats, documents: Floats, depth: int) -> npt.NDArray[np.int6
     return np.argsort(-(queries @ documents.T), axis=1, kind="stable")[:, :depth]
 
 
-def _fitted(start: Floats, data: FitData, config: FitConfig, fitted_start: bool) -> Floats:
+def _fitted(start: StartTable, data: FitData, config: FitConfig, fitted_start: bool) -> FittedRows:
     return fit_table(
-        start, data.queries, data.targets, data.documents, config, positives=data.positives, fitted_start=fitted_start
+        start.rows,
+        data.queries,
+        data.targets,
+        data.documents,
+        config,
+        positives=data.positives,
+        fitted_start=fitted_start,
+        ridged=start.ridged,
     )

@@ -22,7 +22,9 @@ from lightir.query.confidence import (
     to_json,
 )
 from lightir.text import TextTokenizer
+from lightir.train.distill.fitted_rows import FittedRows
 from lightir.train.distill.held_out import DEPTH, MIN_HELD_OUT, FitData
+from lightir.train.distill.table_fit import select_rows
 from lightir.vectors import Floats, Ragged
 
 REPORT_FILE = "report.json"
@@ -50,7 +52,7 @@ class QueryQuality:
     teachers: npt.NDArray[np.int64]
 
 
-def query_quality(table: Floats, data: FitData) -> QueryQuality:
+def query_quality(table: FittedRows, data: FitData) -> QueryQuality:
     """Compare the rankings of a table and of the teacher; ties go to the documents that come first."""
     depth = min(DEPTH, len(data.documents))
     discounts = 1 / np.log2(np.arange(2, depth + 2))
@@ -58,8 +60,8 @@ def query_quality(table: Floats, data: FitData) -> QueryQuality:
     overlap, ndcg, own, teachers = [], [], [], []
     for first in range(0, len(data.queries), 256):
         rows = range(first, min(first + 256, len(data.queries)))
-        means = np.stack([table[data.queries.row(row)].mean(axis=0) for row in rows])
-        ranked, truth = _best(means, data.documents, depth), _best(data.targets[rows], data.documents, depth)
+        sums = table.sums(select_rows(data.queries, np.arange(rows.start, rows.stop)))
+        ranked, truth = _best(sums, data.documents, depth), _best(data.targets[rows], data.documents, depth)
         for mine, theirs in zip(ranked.tolist(), truth.tolist(), strict=True):
             gains = {document: depth - rank for rank, document in enumerate(theirs)}
             gained = np.array([gains.get(document, 0) for document in mine])
@@ -182,12 +184,12 @@ class QualityReport:
 
 
 def quality_report(
-    table: Floats, held_out: HeldOutQueries, tokenizer: TextTokenizer, *, truth: str, seed: int
+    table: FittedRows, held_out: HeldOutQueries, tokenizer: TextTokenizer, *, truth: str, seed: int
 ) -> QualityReport | None:
     """Measure a table on held-out queries; None with fewer than MIN_HELD_OUT of them.
 
     Args:
-        table: (V + pairs, dim) float32 rows.
+        table: rows of terms, then of pairs, and their gate.
         held_out: queries, targets and documents.
         tokenizer: tokenizer of the terms.
         truth: name of the ranking that is the truth, for the report.
@@ -200,7 +202,7 @@ def quality_report(
     singles = Ragged.from_lists(
         [[t for t in data.queries.row(i).tolist() if t < n_terms] for i in range(len(data.queries))]
     )
-    fitted = fit_confidence(table[:n_terms], singles, quality.overlap, held_out.seen, seed)
+    fitted = fit_confidence(table.rows[:n_terms], singles, quality.overlap, held_out.seen, seed)
     content = {
         "truth": truth,
         "queries": len(data.queries),

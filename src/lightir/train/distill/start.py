@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,46 @@ from lightir.addresses import QUERY_ENCODER, resolve_local, resolve_query_encode
 from lightir.contract import FILE_NAME, Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.query import CachedQueryEncoder
+from lightir.query.bigrams import Bigrams
 from lightir.query.tables import CachedTable
 from lightir.text import QueryPolicy
+from lightir.train.distill.fitted_rows import FittedRows
 from lightir.vectors import Floats
 
 AUTO, TERMS = "auto", "terms"
 """Starts of a fit that are not addresses: a fitted table if there is one, and the terms encoded alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class StartTable:
+    """A fitted table that a fit starts from.
+
+    Attributes:
+        address: address of its model or query encoder.
+        rows: rows of its terms, then of its pairs, and its gate.
+        bigrams: its pairs of terms; None if it has none.
+        ridged: whether the rows are the result of the ridge regression already.
+    """
+
+    address: str
+    rows: FittedRows
+    bigrams: Bigrams | None = None
+    ridged: bool = False
+
+    @classmethod
+    def of(cls, address: str, encoder: CachedQueryEncoder) -> StartTable:
+        """Return the default table of a query encoder, with its bigrams and its gate."""
+        rows = table_rows(next(iter(encoder.tables.values())))
+        if encoder.bigrams is None:
+            return cls(address, FittedRows(rows, encoder.gate))
+        both = np.concatenate([rows, table_rows(encoder.bigrams.table)])
+        return cls(address, FittedRows(both, encoder.gate), encoder.bigrams.bigrams)
+
+
 def fitted_rows(
     start: Path | str, teacher: str | os.PathLike[str], contract: Contract, policy: QueryPolicy, tokenizer_hash: str
-) -> tuple[str, Floats] | None:
-    """Return the address and the rows of the table that a fit starts from; None for terms encoded alone.
+) -> StartTable | None:
+    """Return the fitted table that a fit starts from; None for terms encoded alone.
 
     Args:
         start: query-encoder folder, model folder or name of an installed model; "auto" for the teacher's own fitted
@@ -34,13 +63,10 @@ def fitted_rows(
         policy: policy of the new table's queries.
         tokenizer_hash: hash of their tokenizer.
 
-    Returns:
-        The address, and (V, dim) float32 rows.
-
     Raises:
         NotFound: there is no query encoder at `start`.
         ContractMismatch: the table at `start` belongs to another document encoder.
-        InvalidInput: the table at `start` has rows for bigrams or a gate, or queries with other terms.
+        InvalidInput: there is no table at `start`, or its queries have other terms.
     """
     if start == TERMS:
         return None
@@ -49,12 +75,12 @@ def fitted_rows(
         require_same_documents(encoder.contract, contract, names=(str(start), "the teacher"))
         if problem := _problem(encoder, policy, tokenizer_hash):
             raise InvalidInput(f"a fit cannot start from {start}: {problem}")
-        return str(start), table_rows(next(iter(encoder.tables.values())))
+        return StartTable.of(str(start), encoder)
     for address, folder in _candidates(teacher):
         if _same_documents(Contract.load(folder / QUERY_ENCODER), contract):
             encoder = CachedQueryEncoder.load(folder)
             if not _problem(encoder, policy, tokenizer_hash):
-                return address, table_rows(next(iter(encoder.tables.values())))
+                return StartTable.of(address, encoder)
     return None
 
 
@@ -81,10 +107,6 @@ def _problem(encoder: CachedQueryEncoder, policy: QueryPolicy, tokenizer_hash: s
     """Return why a fit cannot start from an encoder's table; "" if it can."""
     if not encoder.tables:
         return "it has no table"
-    if encoder.bigrams is not None:
-        return "its table has rows for bigrams"
-    if encoder.gate is not None:
-        return "its table has a gate"
     if encoder.tokenizer.hash != tokenizer_hash:
         return "its tokenizer is another"
     if _without_fit(encoder.contract.query) != _without_fit(policy):

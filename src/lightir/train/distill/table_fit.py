@@ -1,6 +1,6 @@
-"""Fit a query table to a frozen encoder: weighted start, closed-form ridge, then KL to the teacher over a corpus.
+"""First part of the fit of a query table to a frozen encoder: weighted start, closed-form ridge, choice of bigrams.
 
-A query is L2(mean of its terms' rows). Everything here works on arrays: term ids, teacher vectors, document vectors.
+A query is L2(mean of its terms' rows). Everything here works on arrays: term ids, teacher vectors.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 
 from lightir.errors import InvalidInput
-from lightir.models.devices import fast_dtype
 from lightir.progress import followed
 from lightir.query.bigrams import Bigrams, adjacent_terms
 from lightir.train.distill.fit_config import FitConfig
+from lightir.train.distill.fitted_rows import FittedRows, entry_weights
 from lightir.vectors import Floats, Ragged
 
 SIF_CONSTANT = 1e-3  # Arora, Liang & Ma, ICLR 2017
@@ -41,25 +41,28 @@ def weighted_start(rows: Floats, probabilities: Floats) -> Floats:
 
 
 def ridge_table(
-    start: Floats, queries: Ragged, targets: Floats, config: FitConfig, *, fitted_start: bool = False
-) -> Floats:
-    """Return the table whose row means are closest to the targets, held at a linear map of the start; (V, H) float32.
+    start: FittedRows, queries: Ragged, targets: Floats, config: FitConfig, *, fitted_start: bool = False
+) -> FittedRows:
+    """Return the table whose row means are closest to the targets, held at a linear map of the start.
 
     The map M minimizes |A start M - T|^2; the residual D minimizes |A D - (T - A start M)|^2 + ridge |D|^2, where row i
-    of A has each term's share of query i. A term without queries keeps its mapped start. For a start that is a fitted
-    table, M is a number: its directions are right, and only the scale of rows that were fitted by cosine is free.
+    of A has each row's share of query i. A row without queries keeps its mapped start. For a start that is a fitted
+    table, M is a number: its directions are right, and only the scale of rows that were fitted by cosine is free. A
+    gate does not change; shares are then proportional to its weights.
 
     Args:
-        start: (V, H0) float32, start of the table.
-        queries: terms of n queries, none empty.
+        start: (R, H0) start of the table.
+        queries: rows of n queries, none empty.
         targets: (n, H) float32, the teacher's query vectors.
         config: settings of the fit.
         fitted_start: whether the start is a fitted table.
     """
-    _require_rows(queries, targets, len(start))
-    shares, transposed = _share_matrices(queries, len(start))
+    rows = torch.from_numpy(start.rows)
+    require_rows(queries, targets, len(rows))
+    portions = _portions(start, queries)
+    shares, transposed = _share_matrices(queries, portions, len(rows))
     goal = torch.from_numpy(np.ascontiguousarray(targets, dtype=np.float32))
-    means = shares @ torch.from_numpy(start)
+    means = shares @ rows
     if fitted_start:
         mapping = torch.eye(means.shape[1]) * float((means * goal).sum() / (means * means).sum().clamp_min(1e-12))
     else:
@@ -67,100 +70,24 @@ def ridge_table(
         # The map is overdetermined many times; the small weight only guards against a start of low rank.
         weight = 1e-3 * float(gram.diagonal().mean()) + 1e-12
         mapping = torch.linalg.solve(gram + weight * torch.eye(len(gram)), means.T @ goal)
-    mapped = torch.from_numpy(start) @ mapping
+    mapped = rows @ mapping
     right = transposed @ (goal - means @ mapping)
-    diagonal = torch.from_numpy(_squared_shares(queries, len(start)))[:, None] + config.ridge
+    diagonal = torch.from_numpy(_squared_shares(queries, portions, len(rows)))[:, None] + config.ridge
     rest = _conjugate_gradient(shares, transposed, right, diagonal, config)
-    return np.asarray((mapped + rest).numpy(), dtype=np.float32)
-
-
-def kl_table(
-    start: Floats,
-    queries: Ragged,
-    targets: Floats,
-    documents: npt.NDArray[np.float16] | Floats,
-    config: FitConfig,
-    *,
-    positives: Ragged | None = None,
-) -> Floats:
-    """Train the table by `config.steps` steps of KL(teacher || table) over the documents.
-
-    `config.cosine` adds the distance to the teacher's vector, and labels add InfoNCE.
-
-    Adam is row-wise: only the rows of a batch's terms change. The same input and seed give the same bytes.
-
-    Args:
-        start: (V, H) float32, start of the table.
-        queries: terms of n queries, none empty.
-        targets: (n, H) float32, the teacher's query vectors, L2-normalized.
-        documents: (N, H) document vectors, L2-normalized.
-        config: settings of the fit.
-        positives: positions of each query's relevant documents; an empty row means no labels.
-    """
-    _require_rows(queries, targets, len(start))
-    if positives is not None and len(positives) != len(queries):
-        raise InvalidInput(f"{len(queries)} queries but {len(positives)} rows of positives")
-    if len(documents) == 0:
-        raise InvalidInput("the corpus has no documents; a table is fitted to the teacher's ranking of documents")
-    generator = np.random.default_rng(config.seed)
-    table = torch.nn.EmbeddingBag.from_pretrained(
-        torch.from_numpy(start.copy()), freeze=False, mode="mean", sparse=True
-    )
-    optimizer = torch.optim.SparseAdam(list(table.parameters()), lr=config.learning_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(config.steps, 1))
-    dtype = fast_dtype("cpu")  # bfloat16, several times faster, suffices for scores at a temperature of 0.05
-    matrix = torch.from_numpy(np.asarray(documents, dtype=np.float32)).to(dtype)
-    teacher = torch.from_numpy(np.asarray(targets, dtype=np.float32))
-    for _ in followed(range(config.steps), "KL to the teacher", unit="step", total=config.steps):
-        chosen = generator.integers(0, len(queries), size=min(config.batch_size, len(queries)))
-        relevant = [positives.row(int(i)).astype(np.int64) for i in chosen] if positives is not None else []
-        ordinals = _draw_candidates(generator, len(documents), config.candidates, relevant)
-        candidates = matrix if ordinals is None else matrix[torch.from_numpy(ordinals)]
-        means, wanted = _unit_means(table, queries, chosen), teacher[torch.from_numpy(chosen)]
-        logs = _logits(means, candidates, config).log_softmax(-1)
-        with torch.no_grad():
-            target = _logits(wanted, candidates, config).softmax(-1)
-        loss = -(target * logs).sum(-1).mean() + config.cosine * (1 - (means * wanted).sum(-1)).mean()
-        if config.contrastive > 0 and any(len(row) for row in relevant):
-            loss = loss + config.contrastive * _contrastive(logs, relevant, ordinals)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()  # type: ignore[no-untyped-call]
-        schedule.step()
-    return np.asarray(table.weight.detach().numpy(), dtype=np.float32)
-
-
-def fit_table(
-    start: Floats,
-    queries: Ragged,
-    targets: Floats,
-    documents: npt.NDArray[np.float16] | Floats,
-    config: FitConfig,
-    *,
-    positives: Ragged | None = None,
-    fitted_start: bool = False,
-) -> Floats:
-    """Return the table fitted by ridge regression, then KL; (V, H) float32. Queries without terms are dropped."""
-    if len(queries) != len(targets):
-        raise InvalidInput(f"{len(queries)} queries but {len(targets)} teacher vectors")
-    full = np.flatnonzero(queries.lengths > 0)
-    queries, targets = select_rows(queries, full), np.asarray(targets, dtype=np.float32)[full]
-    positives = select_rows(positives, full) if positives is not None else None
-    table = ridge_table(start, queries, targets, config, fitted_start=fitted_start)
-    return kl_table(table, queries, targets, documents, config, positives=positives) if config.steps else table
+    return FittedRows(np.asarray((mapped + rest).numpy(), dtype=np.float32), start.gate)
 
 
 def bigrams_by_error(
-    table: Floats, queries: Ragged, targets: Floats, n: int, *, ridge: float, min_count: int = 3
+    table: FittedRows, queries: Ragged, targets: Floats, n: int, *, ridge: float, min_count: int = 3
 ) -> Bigrams:
     """Select the n pairs of adjacent terms whose own rows would reduce the error of a table most.
 
-    Let e be a query's error: the teacher's vector minus the unit mean of the table's rows. A row for the pair p that is
+    Let e be a query's error: the teacher's vector minus the table's unit vector. A row for the pair p that is
     added to every query with p, with weight 1 / sqrt(length), reduces the squared error at most by
     |sum of e / sqrt(length)|^2 / (sum of 1 / length + ridge), over the occurrences of p. Ties go to the smaller pair.
 
     Args:
-        table: (V, dim) float32 rows of terms.
+        table: rows of terms.
         queries: terms of n queries, none empty.
         targets: (n, dim) float32, the teacher's vectors, L2-normalized.
         n: maximum number of pairs.
@@ -176,8 +103,7 @@ def bigrams_by_error(
     occurs = number[pair] >= 0
     rows, texts = number[pair[occurs]], text[occurs]
     weights = (1 / np.sqrt(queries.lengths)).astype(np.float32)
-    shares, _ = _share_matrices(queries, len(table))
-    means = torch.nn.functional.normalize(shares @ torch.from_numpy(table), dim=-1)
+    means = torch.nn.functional.normalize(torch.from_numpy(table.sums(queries)), dim=-1)
     errors = (torch.from_numpy(np.asarray(targets, dtype=np.float32)) - means) * torch.from_numpy(weights)[:, None]
     mass = np.bincount(rows, weights=weights[texts] ** 2, minlength=len(common)) + ridge
     order = np.argsort(rows, kind="stable")
@@ -221,7 +147,7 @@ def select_rows(rows: Ragged, positions: npt.NDArray[np.int64]) -> Ragged:
     return Ragged(rows.term_ids[np.arange(len(shifts)) + shifts], indptr)
 
 
-def _require_rows(queries: Ragged, targets: Floats, n_rows: int) -> None:
+def require_rows(queries: Ragged, targets: Floats, n_rows: int) -> None:
     if len(queries) == 0:
         raise InvalidInput("no query has a term of the vocabulary; a table is fitted to queries or spans of documents")
     if len(queries) != len(targets):
@@ -232,18 +158,27 @@ def _require_rows(queries: Ragged, targets: Floats, n_rows: int) -> None:
         raise InvalidInput(f"term id {queries.term_ids.max()} is outside the table of {n_rows} rows")
 
 
-def _share_matrices(queries: Ragged, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return A (n, V) and its transpose as CSR: a term's share of a query's tokens."""
+def _portions(start: FittedRows, queries: Ragged) -> Floats:
+    """Return each entry's share of its query, float32: 1 / length, or in proportion to the gate's weights."""
+    lengths = np.repeat(queries.lengths, queries.lengths)
+    if start.gate is None:
+        return (1.0 / lengths).astype(np.float32)
+    weights = entry_weights(start.gate, queries).astype(np.float64)
+    totals = np.add.reduceat(weights, queries.indptr[:-1])  # no query is empty
+    return np.asarray(weights / np.repeat(totals, queries.lengths), dtype=np.float32)
+
+
+def _share_matrices(queries: Ragged, portions: Floats, n_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return A (n, R) and its transpose as CSR: a row's share of a query."""
     n = len(queries)
     row_of = np.repeat(np.arange(n, dtype=np.int64), queries.lengths)
-    values = np.repeat((1.0 / queries.lengths).astype(np.float32), queries.lengths)
     columns = queries.term_ids.astype(np.int64)
     order = np.argsort(columns, kind="stable")
-    starts = np.zeros(vocab_size + 1, dtype=np.int64)
-    np.cumsum(np.bincount(columns, minlength=vocab_size), out=starts[1:])
+    starts = np.zeros(n_rows + 1, dtype=np.int64)
+    np.cumsum(np.bincount(columns, minlength=n_rows), out=starts[1:])
     return (
-        _csr(queries.indptr, columns, values, (n, vocab_size)),
-        _csr(starts, row_of[order], values[order], (vocab_size, n)),
+        _csr(queries.indptr, columns, portions, (n, n_rows)),
+        _csr(starts, row_of[order], portions[order], (n_rows, n)),
     )
 
 
@@ -257,10 +192,10 @@ def _csr(
         return torch.sparse_csr_tensor(rows, terms, shares, size=shape, check_invariants=False)
 
 
-def _squared_shares(queries: Ragged, vocab_size: int) -> Floats:
+def _squared_shares(queries: Ragged, portions: Floats, n_rows: int) -> Floats:
     """Return the diagonal of A'A, ignoring repeated terms: it is only a preconditioner."""
-    values = np.repeat((1.0 / queries.lengths) ** 2, queries.lengths)
-    return np.bincount(queries.term_ids, weights=values, minlength=vocab_size).astype(np.float32)
+    squares = portions.astype(np.float64) ** 2
+    return np.bincount(queries.term_ids, weights=squares, minlength=n_rows).astype(np.float32)
 
 
 def _conjugate_gradient(
@@ -282,37 +217,3 @@ def _conjugate_gradient(
         direction = scaled + fresh / energy.clamp_min(1e-30) * direction
         energy = fresh
     return solution
-
-
-def _unit_means(table: torch.nn.EmbeddingBag, queries: Ragged, chosen: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Return (n, H) means of the chosen queries' rows, L2-normalized."""
-    bags = select_rows(queries, chosen)
-    means = table(torch.from_numpy(bags.term_ids.astype(np.int64)), torch.from_numpy(bags.indptr[:-1]))
-    return torch.nn.functional.normalize(means, dim=-1)
-
-
-def _logits(queries: torch.Tensor, documents: torch.Tensor, config: FitConfig) -> torch.Tensor:
-    """Return (n, N) float32 scores divided by the temperature, computed in the documents' dtype."""
-    return (queries.to(documents.dtype) @ documents.T).float() / config.temperature
-
-
-def _draw_candidates(
-    generator: np.random.Generator, n_documents: int, n_candidates: int, relevant: list[npt.NDArray[np.int64]]
-) -> npt.NDArray[np.int64] | None:
-    """Return ascending document positions: a random draw and all relevant ones; None for all documents."""
-    if n_candidates == 0 or n_candidates >= n_documents:
-        return None
-    drawn = generator.choice(n_documents, size=n_candidates, replace=False)
-    return np.unique(np.concatenate([drawn, *relevant])).astype(np.int64)
-
-
-def _contrastive(
-    logs: torch.Tensor, relevant: list[npt.NDArray[np.int64]], ordinals: npt.NDArray[np.int64] | None
-) -> torch.Tensor:
-    """Return -log of the relevant documents' joint probability, averaged over the queries with labels."""
-    rows = np.repeat(np.arange(len(relevant)), [len(documents) for documents in relevant])
-    flat = np.concatenate(relevant)
-    columns = flat if ordinals is None else np.searchsorted(ordinals, flat)
-    picked = logs[torch.from_numpy(rows), torch.from_numpy(columns)].exp()
-    total = torch.zeros(len(relevant)).index_add(0, torch.from_numpy(rows), picked)
-    return -total[torch.from_numpy(np.unique(rows))].clamp_min(1e-30).log().mean()
