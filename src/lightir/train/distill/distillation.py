@@ -298,9 +298,10 @@ def fitted_query_table(
     """
     fit = options.fit
     vectors = TeacherVectors(None if options.work is None else Path(options.work), model)
+    ranked = corpora if fit.candidates_from == "documents" else []
     blocks = [
         vectors.documents(corpus.documents) if corpus.vectors is None else corpus.vectors
-        for corpus in corpora
+        for corpus in ranked
         if corpus.documents
     ]
     document_vectors = np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
