@@ -32,6 +32,7 @@ READS = frozenset(
         "/",
         "/v1/search",
         "/v1/encode",
+        "/v1/explain",
         "/v1/embeddings",
         "/v1/get",
         "/v1/list",
