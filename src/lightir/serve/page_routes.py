@@ -10,7 +10,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from lightir.serve.context import Context
+from lightir.serve.context import Context, problems
 from lightir.serve.guard import PAGE_FILES
 from lightir.serve.problems import Problem
 
@@ -57,7 +57,8 @@ def page_files() -> dict[str, PageFile]:
 
 def page_routes(_: Context) -> APIRouter:
     """Return the routes. A name that a request gives is looked up among the files, and is never part of a path."""
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter(tags=["page"])
+    html = {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}}
     known = page_files()
 
     def answer(name: str, request: Request) -> Response:
@@ -69,11 +70,17 @@ def page_routes(_: Context) -> APIRouter:
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
         return Response(file.content, media_type=file.media_type, headers=headers)
 
-    @router.get("/", response_model=None)
+    @router.get(
+        "/",
+        summary="Show the search page",
+        response_class=Response,
+        response_model=None,
+        responses={**problems(), 200: html, 304: {"description": "The page is as it was"}},
+    )
     async def page(request: Request) -> Response:
         return answer("index.html", request)
 
-    @router.get(PAGE_FILES + "{name}", response_model=None)
+    @router.get(PAGE_FILES + "{name}", response_model=None, include_in_schema=False)
     async def page_file(name: str, request: Request) -> Response:
         return answer(name, request)
 
