@@ -38,7 +38,11 @@ def test_keys_allow_what_their_roles_say(shop: Path, connect: Any, keys: dict[st
                 assert answer.status_code == status, (path, header)
                 if status == 401:
                     assert answer.headers["www-authenticate"] == "Bearer"
-            assert client.get("/health", headers=header).status_code == 200
+            for path in ("/health", "/", "/page/page.js"):
+                assert client.get(path, headers=header).status_code == 200
+            assert (client.post("/", json={"inputs": "x"}, headers=header).status_code == 401) == (status == 401)
+        for role in ("read", "write"):
+            assert client.get("/v1/info", headers={"x-api-key": keys[role]}).json()["role"] == role
         reads = {"authorization": f"Bearer {keys['read']}"}
         assert client.post("/v1/search", json={"query": "pot"}, headers=reads).status_code == 200
         assert client.post("/v1/get", json={"doc_ids": ["x"]}, headers=reads).status_code == 200

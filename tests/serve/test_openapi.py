@@ -51,8 +51,9 @@ def test_the_examples_of_bodies_are_answered(typed: Path, connect: Any) -> None:
                 name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
                 for example in schemas.get(name, {}).get("examples", []):
                     answer = client.request(method, path.replace("{doc_id}", "b"), json=example)
-                    assert answer.status_code in (200, 400), (path, example, answer.text)
-                    assert answer.status_code == 200 or "discontinued" in answer.text or "brand" in answer.text
+                    assert answer.status_code in (200, 400, 404), (path, example, answer.text)
+                    missing = {400: ("discontinued", "brand"), 404: ("kettle-7",)}.get(answer.status_code, ("",))
+                    assert any(name in answer.text for name in missing), (path, example, answer.text)
                     n_examples += 1
     assert n_examples >= 12
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -43,6 +44,23 @@ def test_modes_search_their_branches(animals: Path, connect: Any) -> None:
                 expected = Searcher(index).hits("cat at the well", 10, SearchOptions(mode=mode, syntax=True))
             assert [(hit["doc_id"], hit["score"]) for hit in answer["hits"]] == [(h.doc_id, h.score) for h in expected]
             assert answer["mode"] == mode
+
+
+def test_explanations_are_the_librarys(animals: Path, shop: Path, connect: Any) -> None:
+    asked = {"query": "cat at the well", "weights": {"dense": 1, "tokens": 0.5}, "mode": "dense+tokens"}
+    with connect(animals) as client, Index.open(animals) as index:
+        options = SearchOptions(mode="dense+tokens", weights=asked["weights"], syntax=True)  # type: ignore[arg-type]
+        for doc_id in ("a", "b", "c"):
+            answer = client.post("/v1/explain", json={**asked, "doc_id": doc_id})
+            explained = dataclasses.asdict(Searcher(index).explain(str(asked["query"]), doc_id, options))
+            assert answer.json() == {"query": asked["query"], **json.loads(json.dumps(explained))}
+        missing = client.post("/v1/explain", json={"query": "cat", "doc_id": "x"})
+        assert (missing.status_code, missing.json()["detail"]) == (404, "there is no document 'x'")
+    with connect(shop) as client:
+        body = {"query": "pot", "doc_id": "shop/pot", "filter": {"brand": "Vidra"}}
+        refused = client.post("/v1/explain", json=body)
+        assert (refused.status_code, "does not match the filter" in refused.json()["detail"]) == (400, True)
+        assert client.post("/v1/explain", json={"query": "pot", "doc_id": "a", "k": 3}).status_code == 422
 
 
 def test_a_batch_has_an_answer_per_query_in_order(shop: Path, connect: Any) -> None:

@@ -25,13 +25,17 @@ STREAMED = "/v1/bulk"
 """Path of streams, whose bodies are not read as a whole."""
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Paths that need no key."""
+"""Paths that need no key, and are answered under any load."""
+
+PAGE_FILES = "/page/"
+"""Beginning of the paths of the page's files, which need no key: the page asks for one."""
 
 READS = frozenset(
     {
         "/",
         "/v1/search",
         "/v1/encode",
+        "/v1/explain",
         "/v1/embeddings",
         "/v1/get",
         "/v1/list",
@@ -117,7 +121,7 @@ class Guard:
         headers: Headers = dict(scope["headers"])
         self._check_host(headers)
         self._check_origin(scope["method"], headers)
-        self._check_key(scope["method"], scope["path"], headers)
+        scope["role"] = self._check_key(scope["method"], scope["path"], headers)
         if self._running >= self._options.max_requests and scope["path"] not in OPEN_PATHS:
             self._metrics.refuse("requests")
             raise Problem(
@@ -169,9 +173,12 @@ class Guard:
                 f"web pages of {origin[:100]!r} may not use this service; allow them with --allow-origin",
             )
 
-    def _check_key(self, method: str, path: str, headers: Headers) -> None:
-        if self._keys is None or path in OPEN_PATHS:
-            return
+    def _check_key(self, method: str, path: str, headers: Headers) -> Role:
+        """Return the role of a request."""
+        if self._keys is None:
+            return "write"
+        if needs_no_key(method, path):
+            return "read"
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         key = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", b"").decode("latin-1")
         if not key:
@@ -184,6 +191,7 @@ class Guard:
             raise Problem(
                 HTTPStatus.FORBIDDEN, f"the API key of {known.name!r} has the role read; this request needs write"
             )
+        return known.role
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """Return the body of a request.
@@ -229,6 +237,11 @@ class Guard:
 def required_role(method: str, path: str) -> Role:
     """Return the role that a request needs; "write" for whatever is not known to change nothing."""
     return "read" if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and path in READS) else "write"
+
+
+def needs_no_key(method: str, path: str) -> bool:
+    """Return whether a request is answered without a key: the state of the process, and the page's own files."""
+    return path in OPEN_PATHS or (method == "GET" and (path == "/" or path.startswith(PAGE_FILES)))
 
 
 def is_nested_deeper(body: bytes, levels: int) -> bool:

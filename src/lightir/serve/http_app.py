@@ -26,6 +26,7 @@ from lightir.serve.fast_routes import fast_routes
 from lightir.serve.guard import Guard
 from lightir.serve.lane import Lane
 from lightir.serve.metrics import Metrics
+from lightir.serve.page_routes import page_routes
 from lightir.serve.problems import RETRY_AFTER_S, Problem, printable, problem_of
 from lightir.serve.search_routes import search_routes
 from lightir.serve.service import SearchService
@@ -72,7 +73,9 @@ def create_app(service: SearchService, keys: ApiKeys | None = None) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    routers = [routes(context) for routes in (search_routes, document_routes, embedding_routes, status_routes)]
+    routers = [
+        routes(context) for routes in (search_routes, document_routes, embedding_routes, status_routes, page_routes)
+    ]
     for router in routers:
         app.include_router(router)
     _handle_errors(app, context.metrics, [route for router in routers for route in router.routes])

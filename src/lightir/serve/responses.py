@@ -76,6 +76,21 @@ class SearchResults(BaseModel):
     results: list[SearchResult]
 
 
+class ExplainResult(BaseModel):
+    """A document's score: the sum of weight x normalized over the branches, and the terms of each branch."""
+
+    query: str
+    doc_id: str
+    score: float
+    rank: int | None
+    n_candidates: int
+    fusion: str
+    branches: dict[str, BranchPart]
+    terms: dict[str, list[TermPart]]
+    pending: bool
+    named: bool
+
+
 class FoundDocument(BaseModel):
     """A document of the index."""
 

@@ -42,7 +42,23 @@ def _example(*examples: Json, extra: Literal["forbid", "ignore"] = "forbid") -> 
     return ConfigDict(extra=extra, strict=True, json_schema_extra={"examples": [*examples]})
 
 
-class SearchRequest(Body):
+class RankingBody(Body):
+    """Options that decide how documents are ranked."""
+
+    mode: str | None = Field(None, description="branches: hybrid, dense, sparse, tokens, or several joined by +")
+    fusion: str | None = Field(None, description="fusion method, such as absolute, linear:min-max or rrf")
+    weights: dict[str, float] | None = Field(None, description="weight of each branch")
+    depth: Annotated[int, Field(ge=1, le=100_000), WHOLE] | None = Field(
+        None, description="number of documents per branch that are fused"
+    )
+    filter: Json | None = Field(None, description='condition on the metadata, such as {"year": {"gte": 2015}}')
+    passages: bool = Field(False, description="show every passage, not the best one of each document")
+    syntax: bool = Field(True, description='read "phrases", -word and field:value in the query')
+    typos: bool = Field(True, description="match words that differ by a typing error if no document has the word")
+    as_you_type: bool = Field(False, description="take the last word for the beginning of a word")
+
+
+class SearchRequest(RankingBody):
     """A search for one query, or for a list of them."""
 
     model_config = _example(
@@ -58,13 +74,6 @@ class SearchRequest(Body):
     offset: Annotated[
         int, Field(ge=0, le=MAX_OFFSET, description="number of hits to skip; the answer then has a total"), WHOLE
     ] = 0
-    mode: str | None = Field(None, description="branches: hybrid, dense, sparse, tokens, or several joined by +")
-    fusion: str | None = Field(None, description="fusion method, such as absolute, linear:min-max or rrf")
-    weights: dict[str, float] | None = Field(None, description="weight of each branch")
-    depth: Annotated[int, Field(ge=1, le=100_000), WHOLE] | None = Field(
-        None, description="number of documents per branch that are fused"
-    )
-    filter: Json | None = Field(None, description='condition on the metadata, such as {"year": {"gte": 2015}}')
     exclude: Annotated[list[str], Field(max_length=MAX_DOCUMENTS)] = Field([], description="ids to leave out")
     min_score: float | None = Field(None, description="score below which hits are left out", allow_inf_nan=False)
     facets: list[str] | dict[str, Annotated[int, Field(ge=1, le=1000), WHOLE]] = Field(
@@ -78,10 +87,6 @@ class SearchRequest(Body):
     full_text: bool = Field(False, description="show whole texts instead of snippets")
     fields: list[str] | None = Field(None, description="metadata fields to show (default: all)")
     ids_only: bool = Field(False, description="show ids and scores alone, which is fastest")
-    passages: bool = Field(False, description="show every passage, not the best one of each document")
-    syntax: bool = Field(True, description='read "phrases", -word and field:value in the query')
-    typos: bool = Field(True, description="match words that differ by a typing error if no document has the word")
-    as_you_type: bool = Field(False, description="take the last word for the beginning of a word")
 
     @property
     def pages(self) -> bool:
@@ -92,6 +97,15 @@ class SearchRequest(Body):
     def facet_counts(self) -> dict[str, int]:
         """Facets with their numbers of values."""
         return self.facets if isinstance(self.facets, dict) else dict.fromkeys(self.facets, 10)
+
+
+class ExplainRequest(RankingBody):
+    """A document whose score for a query is explained."""
+
+    model_config = _example({"query": "waterproof laptop bag", "doc_id": "kettle-7"})
+
+    query: QueryText = Field(description="text of the query")
+    doc_id: DocId = Field(description="id of the document, or of one of its passages")
 
 
 class DocumentBody(Body):

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from lightir.errors import InvalidInput
 from lightir.serve.context import Context, json_response, problems
 from lightir.serve.guard import is_nested_deeper
-from lightir.serve.responses import EncodeResult, SearchResult, SearchResults
-from lightir.serve.schemas import EncodeRequest, SearchRequest
+from lightir.serve.responses import EncodeResult, ExplainResult, SearchResult, SearchResults
+from lightir.serve.schemas import EncodeRequest, ExplainRequest, SearchRequest
 from lightir.serve.serve_options import MAX_JSON_DEPTH, MAX_K, MAX_OFFSET, MAX_QUERY_CHARACTERS
 
 QueryParameter = Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS, description="text of the query")]
@@ -56,6 +56,15 @@ def search_routes(context: Context) -> APIRouter:
         return await answer(
             SearchRequest.model_validate({"query": q, "mode": mode, "filter": _json_object(filter), **shown})
         )
+
+    @router.post(
+        "/v1/explain",
+        summary="Explain a document's score for a query",
+        response_model=None,
+        responses={**problems(404, 409), 200: {"model": ExplainResult, "description": "Parts of the score"}},
+    )
+    async def explain(asked: ExplainRequest) -> Response:
+        return json_response(await context.lane.run("explain", lambda: context.service.explain(asked)))
 
     @router.post(
         "/v1/encode",

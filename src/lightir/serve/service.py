@@ -16,7 +16,7 @@ from lightir.index import Index, normalized
 from lightir.pending.demand import Demand
 from lightir.search import PageOptions, Searcher, SearchOptions
 from lightir.search.hit_json import hit_json
-from lightir.serve.schemas import SearchRequest
+from lightir.serve.schemas import ExplainRequest, RankingBody, SearchRequest
 from lightir.serve.serve_options import ServeOptions
 from lightir.serve.writing import WriteQueue
 from lightir.types import Document, Hit
@@ -149,6 +149,19 @@ class SearchService:
         answer["took_ms"] = _milliseconds(started)
         return answer
 
+    def explain(self, asked: ExplainRequest) -> dict[str, Any]:
+        """Return a document's score for a query by branch and by term, whether a search finds it or not.
+
+        Raises:
+            NotFound: there is no such document.
+            InvalidInput: bad arguments, or a document that does not match the filter.
+        """
+        try:
+            explanation = self._searcher.explain(asked.query, asked.doc_id, ranking_options(asked))
+        except NotFound:  # its message names the folder
+            raise NotFound(f"there is no document {asked.doc_id!r}") from None
+        return {"query": asked.query, **asdict(explanation)}
+
     # Documents
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
@@ -221,16 +234,32 @@ def search_options(asked: SearchRequest) -> SearchOptions:
     Raises:
         InvalidInput: a malformed option.
     """
+    return ranking_options(asked, exclude=asked.exclude, min_score=asked.min_score)
+
+
+def ranking_options(
+    asked: RankingBody, *, exclude: Sequence[str] = (), min_score: float | None = None
+) -> SearchOptions:
+    """Return the library's options of how documents are ranked.
+
+    Args:
+        asked: body of the request.
+        exclude: ids of documents to leave out.
+        min_score: score below which hits are left out.
+
+    Raises:
+        InvalidInput: a malformed option.
+    """
     return SearchOptions(
         mode=asked.mode,
         fusion=asked.fusion,
         weights=asked.weights,
         depth=asked.depth,
         filter=asked.filter,
-        exclude=asked.exclude,
+        exclude=exclude,
         typos=asked.typos,
         as_you_type=asked.as_you_type,
-        min_score=asked.min_score,
+        min_score=min_score,
         passages=asked.passages,
         syntax=asked.syntax,
     )

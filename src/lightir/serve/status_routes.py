@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -38,7 +38,7 @@ def status_routes(context: Context) -> APIRouter:
         return json_response({"status": "ok"})
 
     @router.get("/v1/info", summary="Describe the index", response_model=None, responses=problems())
-    async def info() -> Response:
+    async def info(request: Request) -> Response:
         described = await context.lane.run("info", service.info)
         return json_response(
             {
@@ -46,6 +46,7 @@ def status_routes(context: Context) -> APIRouter:
                 "index": service.folder.name,
                 "model": service.model_name,
                 "read_only": service.writes is None,
+                "role": request.scope["role"],
                 "default_mode": service.searcher.default_mode,
                 **described,
             }
