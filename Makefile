@@ -154,13 +154,13 @@ lock: $(UV)
 	$(LOCK) --python-version 3.11 --python-platform linux -c requirements/dev.lock -o requirements/run.lock pyproject.toml
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		-c requirements/dev.lock --no-emit-package torch --extra train -o requirements/encode.lock pyproject.toml
-	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra serve -o requirements/light.lock \
+	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
 	$(call lock_lowest,requirements/lowest.txt,)
 	$(call lock_lowest,requirements/lowest-train.txt,--extra train)
 
 define lock_lowest
-	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra eval --extra files --extra parquet --extra serve \
+	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra eval --extra files --extra parquet --extra mcp \
 		$(2) -o $(1) pyproject.toml requirements/tests.in
 endef
 

@@ -29,6 +29,11 @@ from lightir.cli import main
 from lightir.contract import Contract, DocumentPolicy
 from lightir.data.python_docs import python_documents
 from lightir.index import Index, IndexWriter
+from lightir.serve.folder_index import FolderOptions
+from lightir.serve.schemas import SearchRequest
+from lightir.serve.serve_options import ServeOptions
+from lightir.serve.service import SearchService
+from lightir.serve.targets import opened
 from lightir.types import Document
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -291,6 +296,28 @@ def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
         assert serving.wait(timeout=60) == 143
         assert serving.stderr is not None
         assert "1 document encoded" in serving.stderr.read()
+
+
+def test_a_served_folder_is_encoded_by_a_worker(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTIR_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "notes").mkdir()
+    for name in ("river", "vaccine"):
+        (tmp_path / "notes" / f"{name}.txt").write_text(f"All about the {name}.")
+    messages: list[str] = []
+    options = FolderOptions(model=str(model))
+    with opened(tmp_path / "notes", ServeOptions(), options, say=messages.append) as (service, follow):
+        assert [hit["branches"].keys() for hit in hits(service, "river")] == [{"tokens"}]
+        follow()
+        until = time.monotonic() + 300
+        while service.index.view.n_pending or not any("2 documents" in message for message in messages):
+            assert time.monotonic() < until, messages
+            time.sleep(0.1)
+        assert {"dense", "sparse"} <= hits(service, "river")[0]["branches"].keys()
+    assert not any("not encoded" in message for message in messages)
+
+
+def hits(service: SearchService, query: str) -> list[Any]:
+    return list(service.search(SearchRequest(query=query))["hits"])
 
 
 def test_late_search_encodes_the_best_pending_documents(model: Path, dataset: Path, tmp_path, capsys) -> None:

@@ -97,7 +97,8 @@ def test_what_cannot_be_served_is_said(shop: Path, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for arguments, words in (
             ([tmp_path / "none"], "there is no index"),
-            ([tmp_path / "notes"], "is not an index"),
+            ([tmp_path / "notes"], "no files whose text can be read"),
+            ([shop, "--watch"], "require a folder of files"),
             ([shop, "--port", port], "cannot listen on 127.0.0.1"),
             ([shop, "--port", "70000"], "port"),
             ([shop, "--host", "0.0.0.0"], "no API keys are set"),

@@ -23,6 +23,7 @@ from lightir.cli.arguments import (
     add_corpus_options,
     add_index,
     add_json,
+    add_stop_with_stdin,
     add_stored_vectors,
     positive,
     require_no_corpus_options,
@@ -83,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum number of documents per transaction (default %(default)s)",
     )
+    add_stop_with_stdin(parser)
     add_json(parser)
 
 
@@ -92,6 +94,8 @@ def run(args: argparse.Namespace) -> None:
 
     if args.yes and not args.mirror:
         raise Misuse("--yes requires --mirror")
+    if args.stop_with_stdin and STDIN in args.corpus:
+        raise Misuse("--stop-with-stdin and documents from stdin exclude each other")
     if are_vectors(args.corpus):
         require_no_corpus_options(args)
     if args.vector_file and (args.mirror or are_vectors(args.corpus)):

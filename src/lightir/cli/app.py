@@ -14,13 +14,13 @@ from typing import Any, NoReturn, Protocol, cast
 
 from lightir.cli import terminal
 from lightir.cli.arguments import chosen_read_options
-from lightir.cli.interruption import Interruption
+from lightir.cli.interruption import Interruption, terminate_with_stdin
 from lightir.errors import AlreadyExists, LightirError
 from lightir.lines import reading_with
 from lightir.version import __version__
 
 GROUPS = {
-    "search": ("demo", "search", "get", "serve", "key", "rerank"),
+    "search": ("demo", "search", "get", "serve", "mcp", "key", "rerank"),
     "documents": ("encode", "index", "add", "watch", "set", "delete", "worker", "expand"),
     "models": ("cache", "distill", "merge"),
     "evaluation": ("evaluate", "tune", "bench"),
@@ -215,6 +215,8 @@ def main(argv: Sequence[str] | None = None, *, interruption: Interruption | None
     debug = args.traceback or os.environ.get("LIGHTIR_DEBUG", "") not in ("", "0")
     terminal.log_to_stderr()
     terminal.escape_unencodable_output()
+    if getattr(args, "stop_with_stdin", False):
+        terminate_with_stdin()
     try:
         with reading_with(chosen_read_options(args)):
             code = args.run(args)

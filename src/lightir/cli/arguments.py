@@ -83,6 +83,17 @@ def add_corpus_options(parser: Arguments) -> None:
         help="names of the fields that hold a document's id, text and title, e.g. id=sku,text=description,title=name "
         "(default: _id, doc_id, docid or id; text, contents, content or body; title); all other fields are metadata",
     )
+    add_folder_options(parser)
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="in a folder, end with an error at a file that cannot be read (default: skip it and print why)",
+    )
+    add_limits(parser)
+
+
+def add_folder_options(parser: Arguments) -> None:
+    """Declare which files of a folder are read: --follow-links, --exclude, --no-ignore."""
     parser.add_argument(
         "--follow-links",
         action="store_true",
@@ -103,12 +114,15 @@ def add_corpus_options(parser: Arguments) -> None:
         action="store_true",
         help="in a folder, also read what its .gitignore, .ignore and .lightirignore files name",
     )
+
+
+def add_stop_with_stdin(parser: Arguments) -> None:
+    """Declare --stop-with-stdin."""
     parser.add_argument(
-        "--strict",
+        "--stop-with-stdin",
         action="store_true",
-        help="in a folder, end with an error at a file that cannot be read (default: skip it and print why)",
+        help="stop as on SIGTERM when stdin ends: for a program that starts this command and may be killed",
     )
-    add_limits(parser)
 
 
 def add_stored_vectors(parser: Arguments) -> None:

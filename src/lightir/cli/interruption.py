@@ -132,6 +132,19 @@ class Interruption:
         os.close(pipe)
 
 
+def terminate_with_stdin() -> None:
+    """Start a thread that sends this process SIGTERM when its stdin ends."""
+    import threading
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
+
+
 def is_importing(frame: FrameType | None) -> bool:
     """Return whether a module is being imported in a frame or in its callers."""
     while frame is not None:

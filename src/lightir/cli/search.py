@@ -1,4 +1,4 @@
-"""Search an index: one query, queries from stdin, or a file of queries.
+"""Search an index: one query, queries from stdin, or a file of queries. On a terminal, without a query, a prompt asks.
 
 With --run, the rankings of a file of queries are written as a TREC run; otherwise hits are printed with their
 snippets.
@@ -42,9 +42,11 @@ from lightir.cli.fallback_arguments import (
 )
 from lightir.cli.filter_hints import why_nothing
 from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page, shown_fields
+from lightir.cli.prompt import is_interactive, typed_queries
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
 from lightir.cli.terminal import print_json, print_json_line, print_status, printable
 from lightir.cli.word_hints import why_no_word
+from lightir.errors import InvalidInput
 from lightir.progress import followed
 from lightir.quantities import counted, format_duration
 
@@ -86,7 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "query",
         nargs="?",
         metavar="QUERY",
-        help='text of the query, or - to read one per line from stdin; "" lists the documents that pass the filter',
+        help='text of the query, or - to read one per line from stdin; "" lists the documents that pass the filter '
+        "(default on a terminal: a prompt asks for queries)",
     )
     parser.add_argument(
         "-k", type=positive, default=10, metavar="N", help="maximum number of hits per query (default %(default)s)"
@@ -202,7 +205,8 @@ def _add_ranking(group: Arguments) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Search the queries and print the hits or write the run."""
-    if args.query is None and args.queries is None:
+    args.prompts = args.query is None and args.queries is None and is_interactive()
+    if args.query is None and args.queries is None and not args.prompts:
         args.parser.error(f'the query is missing: lightir search {args.index} "your question" (or --queries FILE)')
     if args.query is not None and args.queries is not None:
         args.parser.error("QUERY and --queries exclude each other")
@@ -251,15 +255,25 @@ def run(args: argparse.Namespace) -> None:
             write_all(searcher, late_search, options, args)  # an experiment, which is no demand for pending documents
             return
         searcher.demand = demand
-        for number, query in enumerate(texts(args)):
-            if number and not args.json:
-                print()
-            if args.query == "-":
-                index.refresh()  # the index may have changed since the last line
+        answer_all(searcher, late_search, options, args)
+
+
+def answer_all(searcher: Searcher, late: LateSearcher | None, options: SearchOptions, args: argparse.Namespace) -> None:
+    """Print the answers to all queries; at a prompt, an error of one query is printed in their place."""
+    for number, query in enumerate(texts(args)):
+        if number and not args.json:
+            print()
+        if args.prompts or args.query == "-":
+            searcher.index.refresh()  # the index may have changed since the last line
+        try:
             if args.doc_id is None:
-                print_answer(searcher, late_search, query, options, args)
+                print_answer(searcher, late, query, options, args)
             else:
                 print_account(searcher, query, options, args)
+        except InvalidInput as error:
+            if not args.prompts:
+                raise
+            print_status(printable(f"error: {error}"))
 
 
 def check_model_arguments(args: argparse.Namespace) -> None:
@@ -350,8 +364,10 @@ def model_search_options(args: argparse.Namespace) -> ModelSearchOptions:
 
 
 def texts(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the texts of the queries, from stdin line by line."""
-    if args.queries is not None:
+    """Yield the texts of the queries, from stdin or a prompt line by line."""
+    if args.prompts:
+        yield from typed_queries()
+    elif args.queries is not None:
         yield from (query.text for query in given_queries(args))
     elif args.query == "-":
         from lightir.lines import read_stdin_lines
@@ -422,7 +438,7 @@ def why_no_hit(searcher: Searcher, query: str, options: SearchOptions, args: arg
 
 def print_answer_json(answer: dict[str, Any], args: argparse.Namespace) -> None:
     """Print one answer: as a line where several queries are possible, otherwise as an indented document."""
-    several = args.queries is not None or args.query == "-"
+    several = args.prompts or args.queries is not None or args.query == "-"
     (print_json_line if several else print_json)(answer)
 
 

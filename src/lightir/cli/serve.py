@@ -1,4 +1,7 @@
-"""Serve an index over HTTP: searches, documents, query vectors, and the embedding APIs of other services.
+"""Serve an index or a folder of files over HTTP: searches, documents, query vectors, and embedding APIs.
+
+A folder is indexed by BM25 when the service starts, and found at once. Then a worker encodes its files, those that
+searches find first. The index is in the cache folder (LIGHTIR_CACHE, else ~/.cache/lightir), or where --index says.
 
 The service listens on this machine alone unless --host says otherwise, and then requires API keys. It stops on Ctrl-C
 and SIGTERM, after the changes that it has accepted.
@@ -7,14 +10,22 @@ and SIGTERM, after the changes that it has accepted.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import positive
-from lightir.cli.terminal import print_status
+from lightir.cli.arguments import MODEL_HELP, Arguments, add_folder_options, add_limits, positive
+from lightir.cli.terminal import print_status, printable
+from lightir.lines import read_options
 
-HELP = "serve an index over HTTP"
+if TYPE_CHECKING:
+    from lightir.serve.folder_index import FolderOptions
+    from lightir.serve.serve_options import ServeOptions
+
+HELP = "serve an index or a folder of files over HTTP"
 EXAMPLES = """
   lightir serve index
+  lightir serve handbook/ --watch
   lightir serve index --port 9000 --read-only
   lightir key keys.json --name app
   lightir serve index --host 0.0.0.0 --keys keys.json --allow-host search.example.org
@@ -23,13 +34,28 @@ EXAMPLES = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("path", metavar="INDEX", help="index folder to serve")
+    parser.add_argument("path", metavar="PATH", help="index folder, or folder of files to serve")
+    add_address(parser, port=8080)
+    parser.add_argument("--read-only", action="store_true", help="refuse all changes, as for a folder of files")
+    add_folder(parser.add_argument_group("folder of files"))
+    add_access(parser.add_argument_group("access"))
+    limits = parser.add_argument_group("limits")
+    add_request_limits(limits)
+    limits.add_argument(
+        "--max-writes", type=positive, default=64, metavar="N", help="maximum number of waiting changes (default 64)"
+    )
+
+
+def add_address(parser: Arguments, *, port: int) -> None:
+    """Declare --host and --port."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument(
-        "--port", type=int, default=8080, metavar="N", help="port to listen on, 0 for a free one (default %(default)s)"
+        "--port", type=int, default=port, metavar="N", help="port to listen on, 0 for a free one (default %(default)s)"
     )
-    parser.add_argument("--read-only", action="store_true", help="refuse all changes")
-    access = parser.add_argument_group("access")
+
+
+def add_access(access: Arguments) -> None:
+    """Declare who may use a service: --keys and so on."""
     access.add_argument("--keys", metavar="FILE", help="file of API keys, see lightir key (default: no keys)")
     access.add_argument("--without-keys", action="store_true", help="listen on other addresses without keys")
     access.add_argument(
@@ -42,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="origin of web pages that may use it (CORS)",
     )
-    limits = parser.add_argument_group("limits")
+
+
+def add_request_limits(limits: Arguments) -> None:
+    """Declare the limits of requests."""
     limits.add_argument(
         "--max-body-mb",
         type=positive,
@@ -54,33 +83,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-requests", type=positive, default=256, metavar="N", help="maximum requests at once (default %(default)s)"
     )
     limits.add_argument(
-        "--max-writes", type=positive, default=64, metavar="N", help="maximum number of waiting changes (default 64)"
-    )
-    limits.add_argument(
         "--timeout", type=positive, default=30, metavar="S", help="maximum seconds for an answer (default %(default)s)"
+    )
+
+
+def add_folder(group: Arguments) -> None:
+    """Declare how a folder of files is served."""
+    group.add_argument("--watch", action="store_true", help="follow changes of the files (default: read them once)")
+    group.add_argument(
+        "--index", metavar="INDEX", help="index folder, created if there is none (default: in the cache folder)"
+    )
+    group.add_argument(
+        "--model", metavar="MODEL", help=f"{MODEL_HELP}, for a new index (default: minilm if it is installed, or none)"
+    )
+    group.add_argument("--no-encode", action="store_true", help="do not encode the files here")
+    group.add_argument("--yes", action="store_true", help="delete any number of documents whose files have disappeared")
+    add_folder_options(group)
+    add_limits(group)
+
+
+def folder_options(args: argparse.Namespace) -> FolderOptions:
+    """Return the options of a folder among the arguments."""
+    from lightir.serve.folder_index import FolderOptions
+
+    return FolderOptions(
+        index=None if args.index is None else Path(args.index),
+        model=args.model,
+        watch=args.watch,
+        encode=not args.no_encode,
+        delete_any=args.yes,
+        reading=read_options(),
+    )
+
+
+def service_options(args: argparse.Namespace) -> ServeOptions:
+    """Return the options of a service among the arguments."""
+    from lightir.serve.serve_options import ServeOptions
+
+    return ServeOptions(
+        host=args.host,
+        port=args.port,
+        keys=None if args.keys is None else Path(args.keys),
+        without_keys=args.without_keys,
+        allow_hosts=tuple(args.allow_host),
+        allow_origins=tuple(args.allow_origin),
+        max_body_bytes=args.max_body_mb << 20,
+        max_requests=args.max_requests,
+        timeout_s=float(args.timeout),
     )
 
 
 def run(args: argparse.Namespace) -> None:
     """Serve until a signal comes."""
     from lightir.errors import MissingExtra
-    from lightir.serve.serve_options import ServeOptions
 
-    options = ServeOptions(
-        host=args.host,
-        port=args.port,
-        keys=None if args.keys is None else Path(args.keys),
-        without_keys=args.without_keys,
-        read_only=args.read_only,
-        allow_hosts=tuple(args.allow_host),
-        allow_origins=tuple(args.allow_origin),
-        max_body_bytes=args.max_body_mb << 20,
-        max_requests=args.max_requests,
-        max_writes=args.max_writes,
-        timeout_s=float(args.timeout),
-    )
+    options = dataclasses.replace(service_options(args), read_only=args.read_only, max_writes=args.max_writes)
     try:
         from lightir.serve.server import serve
     except ModuleNotFoundError as error:
         raise MissingExtra(f"serving needs {error.name}: pip install 'lightir[serve]'") from error
-    serve(Path(args.path), options, started=lambda address: print_status(f"serving {args.path} at {address}"))
+    serve(
+        Path(args.path),
+        options,
+        folder=folder_options(args),
+        started=lambda address: print_status(f"serving {args.path} at {address}"),
+        say=lambda message: print_status(printable(message)),
+    )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightir.cli.add import BATCH_DOCUMENTS, print_pending
-from lightir.cli.arguments import add_corpus_options, add_index, add_json
+from lightir.cli.arguments import add_corpus_options, add_index, add_json, add_stop_with_stdin
 from lightir.cli.interruption import EXIT_CODES
 from lightir.cli.mirroring import renaming, stored_ids, why_not_delete
 from lightir.cli.terminal import print_json_line, print_status, printable
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds between listings of the folders (default %(default)s; more for folders whose listing takes long)",
     )
     parser.add_argument("--yes", action="store_true", help="delete any number of documents")
+    add_stop_with_stdin(parser)
     add_json(parser)
 
 

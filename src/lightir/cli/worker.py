@@ -19,7 +19,15 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.arguments import MODEL_HELP, add_device, add_encoding, add_index, add_json, positive
+from lightir.cli.arguments import (
+    MODEL_HELP,
+    add_device,
+    add_encoding,
+    add_index,
+    add_json,
+    add_stop_with_stdin,
+    positive,
+)
 from lightir.cli.info import print_longer
 from lightir.cli.interruption import EXIT_CODES, ONE_PRESS_S
 from lightir.cli.terminal import print_json, print_status, printable
@@ -66,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_encoding(parser)
     add_device(parser)
+    add_stop_with_stdin(parser)
     add_json(parser)
 
 

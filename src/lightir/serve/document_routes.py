@@ -227,9 +227,11 @@ def _add_jobs(router: APIRouter, context: Context) -> None:
 
 def _writes(context: Context) -> WriteQueue:
     if context.service.writes is None:
-        raise Problem(
-            HTTPStatus.FORBIDDEN, "the service is read-only; start it without --read-only to change documents"
-        )
+        source = context.service.source
+        how = "start it without --read-only to change documents"
+        if source is not None:
+            how = f"its documents are the files of {source.name}; change these"
+        raise Problem(HTTPStatus.FORBIDDEN, f"the service is read-only; {how}")
     return context.service.writes
 
 

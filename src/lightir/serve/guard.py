@@ -24,6 +24,9 @@ from lightir.serve.serve_options import LOCAL_HOSTS, MAX_JSON_DEPTH, ServeOption
 STREAMED = "/v1/bulk"
 """Path of streams, whose bodies are not read as a whole."""
 
+MCP_PATH = "/mcp"
+"""Path of the Model Context Protocol, whose tools read only."""
+
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths that need no key, and are answered under any load."""
 
@@ -42,6 +45,7 @@ READS = frozenset(
         "/embed",
         "/embed_sparse",
         "/rerank",
+        MCP_PATH,
     }
 )
 """Paths whose POST changes nothing. Everything else but GET and HEAD needs the role "write"."""

@@ -10,65 +10,76 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
-from lightir.errors import InvalidInput, NotFound, StorageError
-from lightir.index.store_file import STORE_FILE
+from lightir.errors import StorageError
 from lightir.serve.api_keys import ApiKeys
+from lightir.serve.folder_index import FolderOptions
 from lightir.serve.http_app import create_app
 from lightir.serve.serve_options import ServeOptions
-from lightir.serve.service import SearchService
+from lightir.serve.targets import opened
 
 STOP_S = 30
 """Maximum time that requests have to end when the service stops."""
 
 
-def serve(target: Path, options: ServeOptions, *, started: Callable[[str], None] = lambda address: None) -> None:
-    """Serve an index until SIGINT or SIGTERM. Changes that wait are committed before the function returns.
+def serve(
+    target: Path,
+    options: ServeOptions,
+    *,
+    folder: FolderOptions | None = None,
+    started: Callable[[str], None] = lambda address: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> None:
+    """Serve an index or a folder until SIGINT or SIGTERM. Changes that wait are committed before the function returns.
 
     Args:
-        target: index folder.
+        target: index folder, or folder of files.
         options: options and limits.
+        folder: how a folder of files is served; None for the defaults.
         started: function that is called with the service's address once it accepts connections.
+        say: function that is called with messages about the files of a folder.
 
     Raises:
-        NotFound: the folder is not an index.
+        NotFound: there is no such path or model.
+        InvalidInput: the path is neither an index nor a folder of files, or options of a folder are given for an index.
         StorageError: the address cannot be listened on.
         FormatError: a file of the index or of keys is damaged.
     """
     keys = None if options.keys is None else ApiKeys.load(options.keys)
-    service = SearchService(index_folder(target), options)
-    try:
-        listening = _listen(options.host, options.port)
-        app = create_app(service, keys)
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=STOP_S,
-        )
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(uvicorn.Server(config), listening, started))
-    finally:
-        service.close()
+    with opened(target, options, folder or FolderOptions(), say=say) as (service, follow):
+
+        def tell(address: str) -> None:
+            started(address)
+            follow()
+
+        run_app(create_app(service, keys), options, started=tell)
 
 
-def index_folder(target: Path) -> Path:
-    """Return the index that a path names.
+def run_app(app: ASGIApp, options: ServeOptions, *, started: Callable[[str], None], stop_s: int = STOP_S) -> None:
+    """Run an app until SIGINT or SIGTERM.
+
+    Args:
+        app: the app.
+        options: address to listen on.
+        started: function that is called with the address once connections are accepted.
+        stop_s: maximum time that requests have to end when the service stops.
 
     Raises:
-        NotFound: there is no such path.
-        InvalidInput: it is a folder or file of documents.
+        StorageError: the address cannot be listened on.
     """
-    if (target / STORE_FILE).is_file():
-        return target
-    if not target.exists():
-        raise NotFound(f"there is no index {target}; create one with: lightir index CORPUS --out {target}")
-    raise InvalidInput(
-        f"{target} is not an index (no {STORE_FILE}); make one of it first: lightir index {target} --out index"
+    listening = _listen(options.host, options.port)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=stop_s,
     )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(uvicorn.Server(config), listening, started))
 
 
 def _listen(host: str, port: int) -> socket.socket:

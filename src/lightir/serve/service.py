@@ -29,11 +29,17 @@ class SearchService:
     Attributes:
         folder: index folder.
         options: options and limits.
-        writes: queue of changes; None if the service is read-only.
+        source: folder whose files are the documents; None if the index has documents of its own.
+        writes: queue of changes; None if the service is read-only, or serves a folder's files.
     """
 
-    def __init__(self, folder: Path, options: ServeOptions) -> None:
+    def __init__(self, folder: Path, options: ServeOptions, *, source: Path | None = None) -> None:
         """Open an index.
+
+        Args:
+            folder: index folder.
+            options: options and limits.
+            source: folder whose files are the documents, which are changed there.
 
         Raises:
             NotFound: the folder is not an index.
@@ -41,13 +47,14 @@ class SearchService:
         """
         self.folder = folder
         self.options = options
+        self.source = source
         self._index = Index.open(folder)
-        self._demand = None if options.read_only else Demand(folder)
+        self._demand = None if options.read_only and source is None else Demand(folder)
         self._searcher = Searcher(self._index, demand=self._demand)
         self._refreshing = threading.Lock()
         self._problem: str | None = None
         self.writes: WriteQueue | None = None
-        if not options.read_only:
+        if not options.read_only and source is None:
             self.writes = WriteQueue(
                 folder, max_waiting=options.max_writes, lock_s=options.lock_s, committed=self.refresh
             )
