@@ -68,7 +68,7 @@ class WordMatching:
         analyzer = view.analyzer
         assert analyzer is not None  # the tokens branch is there
         row = analyzer.terms([text])[0]
-        asking = frozenset() if self.question_words else _question_terms_of(analyzer, text, row)
+        asking: frozenset[str] = frozenset() if self.question_words else _question_terms_of(analyzer, text, row)
         corrects = self.typos and not all(map(view.frequency, row))
         splits = self.compounds and analyzer.language in LINKS
         if not (self.as_you_type or self.synonyms is not None or corrects or splits or asking):
@@ -107,7 +107,7 @@ def _question_terms_of(analyzer: Analyzer, text: str, row: Sequence[str]) -> fro
     """
     if _question_terms(analyzer).isdisjoint(row):
         return frozenset()
-    in_capitals = frozenset() if text.isupper() else frozenset(map(str.lower, _CAPITALS.findall(text)))
+    in_capitals: frozenset[str] = frozenset() if text.isupper() else frozenset(map(str.lower, _CAPITALS.findall(text)))
     asking = QUESTION_WORDS - in_capitals
     words = analyzer.words(text)
     others = {term for word, terms in words if word not in asking for term in terms}
