@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from factories import make_contract
 from lightir import Index, IndexOptions, IndexWriter, PassageOptions, Searcher, SearchOptions
 from lightir.analysis import Analyzer
-from lightir.cli.app import main
+from lightir.cli.app import build_parser, main
+from lightir.cli.index import boosts_of
 from lightir.errors import FormatError, InvalidInput
 from lightir.index import Field, Schema, build_index, document_shards
 from lightir.index.segments.layout import SEGMENTS_FOLDER
@@ -367,3 +368,20 @@ def test_a_length_beyond_32_bits_is_stored_as_the_greatest_one() -> None:
     assert rows.terms == ["a", "b"]
     assert [row.tolist() for row in (rows.counts.indptr, rows.counts.term_ids)] == [[0, 2, 3], [0, 1, 1]]
     assert rows.counts.weights.tolist() == [2**32, 2**31, 1]  # 2**31 + 1 in float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "boosts"),
+    [
+        ([], {"title": 5}),
+        (["--boost", "text=2"], {"title": 5, "text": 2}),
+        (["--boost", "title=1"], {"title": 1}),
+        (["--boost", "title=3"], {"title": 3}),
+        (["--analyzer", "english"], {"title": 5}),
+        (["--analyzer", "none"], {}),
+        (["--analyzer", "model"], {}),
+        (["--analyzer", "bag"], {}),
+    ],
+)
+def test_the_command_boosts_titles_of_counted_words(arguments: list[str], boosts: dict[str, int]) -> None:
+    assert boosts_of(build_parser().parse_args(["index", "corpus", "--out", "index", *arguments])) == boosts

@@ -33,7 +33,7 @@ def test_bm25_reaches_the_field_s_ndcg(tmp_path: Path, name: str, expected: floa
     queries = [Query(r["_id"], r["text"]) for r in records(folder / "queries.jsonl.gz") if r["_id"] in judged]
     build_index(document_shards(documents), tmp_path / "index", progress=False)
     with Index.open(tmp_path / "index") as index:
-        run = Searcher(index).search(queries, 10, SearchOptions(typos=False))
+        run = Searcher(index).search(queries, 10, SearchOptions(typos=False, question_words=True))
     scores = {i: dict(zip(ranking.doc_ids, ranking.scores.tolist(), strict=True)) for i, ranking in run.items()}
     assert ir_measures.nDCG(cutoff=10).calc_aggregate(qrels, scores) == pytest.approx(expected, abs=0.0015)
 

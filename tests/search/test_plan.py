@@ -80,11 +80,14 @@ def test_scores_without_a_maximum_are_joined_by_linear_and_refused_as_shares() -
 def test_an_index_with_the_former_default_of_a_measured_model_has_the_present_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    former, present = next(iter(REMEASURED.values()))
-    contract = word_contract(fusion=former)
-    assert default_fusion(contract) == former
-    monkeypatch.setitem(REMEASURED, contract.document_fingerprint, (former, present))  # type: ignore[arg-type]
-    assert default_fusion(contract) == present
+    every, present = next(iter(REMEASURED.values()))
+    for former in every:
+        contract = word_contract(fusion=former)
+        assert default_fusion(contract) == former
+        with monkeypatch.context() as patch:
+            patch.setitem(REMEASURED, contract.document_fingerprint, (every, present))  # type: ignore[arg-type]
+            assert default_fusion(contract) == present
+    monkeypatch.setitem(REMEASURED, contract.document_fingerprint, (every, present))  # type: ignore[arg-type]
     tuned = dataclasses.replace(contract, fusion=dataclasses.replace(former, weights={"dense": 0.9, "tokens": 0.1}))
     assert default_fusion(tuned) == tuned.fusion
 

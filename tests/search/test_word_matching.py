@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from lightir.errors import InvalidInput, NotFound
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.index.bm25 import K1, B, idf
 from lightir.kernel.reference import edit_distance
-from lightir.search import Searcher, SearchOptions
+from lightir.search import PageOptions, Searcher, SearchOptions
 from lightir.search.language_model import parse_smoothing
 from lightir.search.word_matching import (
     COMPLETION_FACTOR,
@@ -25,6 +27,7 @@ from lightir.search.word_matching import (
     typos_allowed,
 )
 from lightir.types import Document
+from lightir.words.stems import QUESTION_WORDS
 from lightir.words.synonyms import Synonyms
 
 TEXTS = {
@@ -208,3 +211,45 @@ def test_a_word_that_only_deleted_documents_have_matches_near_words(tmp_path: Pa
     with Index.open(tmp_path / "index") as index:
         assert found(Searcher(index), "kittens") == ["mitten"]
         assert found(Searcher(index), "vactine") == ["both", "near"]
+
+
+QUESTIONS = {
+    "who": "the WHO advises countries on vaccines",
+    "what": "what how what how what how",
+    "vaccine": "vaccines for children",
+    "do": "do you do what you have to do",
+}
+
+
+def test_words_that_ask_do_not_count_beside_other_words(tmp_path: Path) -> None:
+    with built(tmp_path / "index", QUESTIONS) as index:
+        searcher = Searcher(index)
+        assert found(searcher, "what do you have about vaccines?") == ["vaccine", "who"]
+        assert {"what", "do"} <= {*found(searcher, "what do you have about vaccines?", question_words=True)}
+        assert found(searcher, "what") == ["what", "do"]  # no other word
+        assert found(searcher, "what do you") == found(searcher, "what do you", question_words=True)
+        assert "who" in found(searcher, "who children", question_words=True)
+        assert found(searcher, "who children") == ["vaccine"]
+        assert {*found(searcher, "WHO children")} == {"vaccine", "who"}
+        assert found(searcher, "WHO CHILDREN") == ["vaccine"]  # all is in capitals
+        assert searcher.page("what do vaccines", PageOptions()).total == 2
+        searcher.synonyms = Synonyms.parse("how do => countries")
+        assert found(searcher, "how do") == ["who"]
+    with built(tmp_path / "german", QUESTIONS, analyzer="auto-german") as index:
+        assert "what" in found(Searcher(index), "what vaccines")
+
+
+def test_a_query_is_searched_as_without_its_question_words(tmp_path: Path) -> None:
+    choices = "what do having how vaccine vaccines child the WHO Who".split()  # noqa: SIM905
+    with built(tmp_path / "index", QUESTIONS) as index:
+        searcher = Searcher(index)
+        for words in itertools.chain.from_iterable(itertools.product(choices, repeat=n) for n in range(4)):
+            text = " ".join(words)
+            counted = {"who"} if "WHO" in words and not text.isupper() else set()
+            others = [word for word in words if word.lower() in counted or word.lower() not in QUESTION_WORDS]
+            if not Analyzer("auto").terms([" ".join(others)])[0]:
+                others = list(words)
+            expected = searcher.search([" ".join(others)], 10, SearchOptions(question_words=True))["0"]
+            ranking = searcher.search([text], 10)["0"]
+            assert list(ranking.doc_ids) == list(expected.doc_ids), text
+            np.testing.assert_array_equal(ranking.scores, expected.scores)

@@ -297,6 +297,7 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
         "exclude_same_id",
         "typos",
         "compounds",
+        "question_words",
         "as_you_type",
         "min_score",
         "passages",
@@ -309,7 +310,7 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
 
 
 def add_word_matching(parser: Arguments) -> None:
-    """Declare --no-typos, --no-compounds, --as-you-type and --synonyms."""
+    """Declare --no-typos, --no-compounds, --question-words, --as-you-type and --synonyms."""
     parser.add_argument(
         "--no-typos",
         dest="typos",
@@ -324,6 +325,7 @@ def add_word_matching(parser: Arguments) -> None:
         help="do not match compounds with their parts, such as Kühlschrank with Schrank (default: BM25 does so in "
         "German)",
     )
+    add_question_words(parser)
     parser.add_argument(
         "--as-you-type",
         action="store_true",
@@ -334,6 +336,16 @@ def add_word_matching(parser: Arguments) -> None:
         metavar="FILE",
         help="file of synonyms for query words, one rule per line: 'tv, television', or 'laptop => notebook, portable "
         "computer' to search the words on the right instead",
+    )
+
+
+def add_question_words(parser: Arguments) -> None:
+    """Declare --question-words."""
+    parser.add_argument(
+        "--question-words",
+        action="store_true",
+        help="count English words such as 'what' and 'how' in queries that have other words (default: BM25 leaves "
+        "them out, unless they are in capitals, such as WHO)",
     )
 
 

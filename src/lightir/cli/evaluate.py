@@ -24,6 +24,7 @@ from lightir.cli.arguments import (
     add_fusion,
     add_json,
     add_limits,
+    add_question_words,
     add_syntax,
     add_task,
     add_threads,
@@ -100,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads(search)
     index = parser.add_argument_group("index")
     add_tokens(index)
+    add_question_words(index)
     add_syntax(index, False, "off")
     index.add_argument(
         "--exact", action="store_true", help="scan all dense vectors instead of using the index's graphs"

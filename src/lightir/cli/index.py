@@ -200,7 +200,7 @@ def _add_boosts(group: Arguments) -> None:
         action="extend",
         default=[],
         metavar="NAME=N,...",
-        help="weights of fields in BM25, integers from 1 to 100 (default: title and text 1, no other field): a word in "
+        help="weights of fields in BM25, integers from 1 to 100 (default: title 5, text 1, no other field): a word in "
         "the field counts N times. NAME is title, text, or a metadata field of text or keywords, which BM25 searches "
         "only with a boost. Example: title=3,tags=2",
     )
@@ -250,6 +250,15 @@ def boosts(text: str) -> list[tuple[str, int]]:
     return [(name.strip(), int(number)) for name, _, number in pairs]
 
 
+def boosts_of(args: argparse.Namespace) -> dict[str, int]:
+    """Return the boosts of --boost, and that of titles without one; an index that counts no words has none."""
+    from lightir.analysis import OF_A_MODEL
+    from lightir.index.text_fields import TITLE, USUAL_BOOST_OF_TITLES
+
+    counts_words = args.analyzer not in (NO_ANALYZER, *OF_A_MODEL)
+    return {**({TITLE: USUAL_BOOST_OF_TITLES} if counts_words else {}), **dict(args.boost)}
+
+
 def index_options(args: argparse.Namespace) -> IndexOptions:
     """Return the options among the arguments, without the schema and what depends on it."""
     from lightir.index import IndexOptions
@@ -284,7 +293,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
         require_no_corpus_options(args)
         own = args.query_encoder and Path(args.query_encoder)
         inferred, _ = infer_from_first(document for reader in read_vectors(folders) for document in reader.documents())
-        options = dataclasses.replace(options, schema=inferred.with_fields(declared), boosts=dict(args.boost))
+        options = dataclasses.replace(options, schema=inferred.with_fields(declared), boosts=boosts_of(args))
         info = index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
         print_unused(args.out, [name for name in declared if name not in inferred.fields])
         return info
@@ -302,7 +311,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
     inferred, documents = infer_from_first(read_documents(args.vectors, fields=args.fields))
     passages = None if args.vector_file else passage_options(args)
     options = dataclasses.replace(
-        options, schema=inferred.with_fields(declared), passages=passages, boosts=dict(args.boost)
+        options, schema=inferred.with_fields(declared), passages=passages, boosts=boosts_of(args)
     )
     shards = with_stored_vectors(documents, contract, args) if args.vector_file else document_shards(documents)
     info = build_index(

@@ -19,6 +19,9 @@ from lightir.types import Document
 TITLE, TEXT = "title", "text"
 MAX_BOOST = 100
 
+USUAL_BOOST_OF_TITLES = 5
+"""Boost of titles that `lightir index` has by default, see docs/known-items.md."""
+
 Boosts = Mapping[str, int]
 """Boost by field: "title", "text", or the name of a metadata field."""
 

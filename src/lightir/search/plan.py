@@ -19,13 +19,16 @@ DEFAULT_WEIGHTS: Mapping[Branch, float] = {"dense": 0.5, "sparse": 0.2, "tokens"
 SHARE_WEIGHTS: Mapping[Branch, float] = {"dense": 0.4, "sparse": 0.2, "tokens": 0.4}
 """The same for "absolute", whose normalized scores are of other sizes."""
 
-REMEASURED: Mapping[str, tuple[Fusion, Fusion]] = {
+REMEASURED: Mapping[str, tuple[Sequence[Fusion], Fusion]] = {
     "b4277076f9b30b48": (  # minilm
-        Fusion("linear", {"dense": 0.65, "tokens": 0.35}),
-        Fusion("absolute", {"dense": 0.5, "tokens": 0.5}, spans={"dense": (0.1, 0.8)}),
+        (
+            Fusion("linear", {"dense": 0.65, "tokens": 0.35}),
+            Fusion("absolute", {"dense": 0.5, "tokens": 0.5}, spans={"dense": (0.1, 0.8)}),
+        ),
+        Fusion("absolute", {"dense": 0.4, "tokens": 0.6}, spans={"dense": (0.1, 0.8)}),
     ),
 }
-"""By document fingerprint the default fusion of earlier releases of a model, and the one that has taken its place."""
+"""By document fingerprint the former default fusions of a model, and the one that has taken their place."""
 
 DEPTH = 200
 """Candidate depth of a fusion that longer lists hardly change."""
@@ -114,8 +117,8 @@ def default_fusion(contract: Contract | None) -> Fusion:
     """Return the default fusion of a model: the contract's, or what has taken its place since the index was built."""
     if contract is None:
         return Fusion()
-    former, present = REMEASURED.get(contract.document_fingerprint, (None, None))
-    return present if present is not None and contract.fusion == former else contract.fusion
+    former, present = REMEASURED.get(contract.document_fingerprint, ((), contract.fusion))
+    return present if contract.fusion in former else contract.fusion
 
 
 def has_spans(contract: Contract | None, options: SearchOptions = DEFAULT_OPTIONS) -> bool:

@@ -57,6 +57,8 @@ class SearchOptions:
             lightir.search.word_matching. For BM25 over words; other tokens branches ignore it.
         compounds: match compounds with their parts, such as "Kühlschrank" with "Schrank", in languages that write them
             as one word, see lightir.search.compound_matching. For BM25 over words; others ignore it.
+        question_words: count English words such as "what" and "how" in a query that has other words. For BM25 over
+            words, which leaves them out by default; others count them.
         as_you_type: take the last word for the beginning of a word, unless a blank follows it. Requires BM25 over
             words.
         overlap: score bags of tokens by the number of terms that they share with the query, <V_BoT(q), V_BoT(d)>,
@@ -84,6 +86,7 @@ class SearchOptions:
     overlap: bool = False
     typos: bool = True
     compounds: bool = True
+    question_words: bool = False
     as_you_type: bool = False
     min_score: float | None = None
     passages: bool = False

@@ -124,8 +124,8 @@ class Searcher:
         if latest is not None and latest[0] is options:  # the same object, as in a loop: no key is needed
             return PreparedSearch(view, latest[1], options, threads=self.threads)
         weights = None if options.weights is None else tuple(options.weights.items())
-        words = options.smoothing, options.overlap, options.typos, options.compounds, options.as_you_type
-        key = number, options.mode, options.fusion, weights, words
+        words = options.typos, options.compounds, options.question_words, options.as_you_type
+        key = number, options.mode, options.fusion, weights, options.smoothing, options.overlap, words
         bound: BoundPlan | None = view.prepared.get(key)
         if bound is None:
             matching = self._word_matching(view, options)
@@ -324,7 +324,7 @@ class Searcher:
             return EXACT_WORDS
         assert view.analyzer is not None
         table = None if self._synonyms is None else SynonymTable(self._synonyms, view.analyzer.terms)
-        return WordMatching(options.typos, options.as_you_type, table, options.compounds)
+        return WordMatching(options.typos, options.as_you_type, table, options.compounds, options.question_words)
 
     def _plan(self, view: View, options: SearchOptions) -> Plan:
         smoothing = options.smoothing

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+from lightir.analysis import Analyzer
 from lightir.index import View
 from lightir.index.token_queries import Alternatives
 from lightir.search.compound_matching import with_compounds
 from lightir.words.compounds import LINKS
+from lightir.words.stems import QUESTION_WORDS
 from lightir.words.synonyms import SynonymTable
 
 LETTERS_OF_ONE_TYPO = 4
@@ -39,6 +42,7 @@ LEAST_BEGINNING = 3
 """Least number of letters of a stem that a word in the middle of its ending may begin with."""
 
 _LAST_WORD = re.compile(r"[^\W\d_]\w*$")
+_CAPITALS = re.compile(r"\b[A-Z]{2,}\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +54,24 @@ class WordMatching:
         as_you_type: take the last word for the beginning of a word, unless a blank follows it.
         synonyms: synonyms as terms of the index's analyzer; None for none.
         compounds: match compounds with their parts, in languages that write them as one word.
+        question_words: count words such as "what", which a query of other words too is searched without otherwise.
     """
 
     typos: bool = True
     as_you_type: bool = False
     synonyms: SynonymTable | None = None
     compounds: bool = True
+    question_words: bool = False
 
     def expand(self, view: View, text: str) -> tuple[list[str], list[Alternatives]]:
         """Return a query's terms, and the alternatives to its words."""
         analyzer = view.analyzer
         assert analyzer is not None  # the tokens branch is there
         row = analyzer.terms([text])[0]
+        asking: frozenset[str] = frozenset() if self.question_words else _question_terms_of(analyzer, text, row)
         corrects = self.typos and not all(map(view.frequency, row))
         splits = self.compounds and analyzer.language in LINKS
-        if not (self.as_you_type or self.synonyms is not None or corrects or splits):
+        if not (self.as_you_type or self.synonyms is not None or corrects or splits or asking):
             return row, []
         groups: list[Alternatives] = []
         if self.synonyms is not None:
@@ -72,6 +79,8 @@ class WordMatching:
         completed = _completions(view, text) if self.as_you_type else None
         if completed is not None:
             groups.append(completed)
+        others = [term for term in row if term not in asking]
+        row = others if others or groups else row
         for word, term in _words_of_one_term(view, text, row, completed):
             compounds = with_compounds(view, word, term) if splits else []
             groups += compounds
@@ -80,7 +89,7 @@ class WordMatching:
         return row, groups
 
 
-EXACT_WORDS = WordMatching(typos=False, compounds=False)
+EXACT_WORDS = WordMatching(typos=False, compounds=False, question_words=True)
 """Words match themselves alone."""
 
 
@@ -89,6 +98,28 @@ def typos_allowed(word: str) -> int:
     if len(word) < LETTERS_OF_ONE_TYPO or len(word) > MAX_LETTERS or not word.isalpha():
         return 0
     return 1 if len(word) < LETTERS_OF_TWO_TYPOS else 2
+
+
+def _question_terms_of(analyzer: Analyzer, text: str, row: Sequence[str]) -> frozenset[str]:
+    """Return the terms of a query that stand for question words alone.
+
+    A word in capitals counts, such as WHO, unless all words of the query are in capitals.
+    """
+    if _question_terms(analyzer).isdisjoint(row):
+        return frozenset()
+    in_capitals: frozenset[str] = frozenset() if text.isupper() else frozenset(map(str.lower, _CAPITALS.findall(text)))
+    asking = QUESTION_WORDS - in_capitals
+    words = analyzer.words(text)
+    others = {term for word, terms in words if word not in asking for term in terms}
+    return frozenset(term for word, terms in words if word in asking for term in terms) - others
+
+
+@cache
+def _question_terms(analyzer: Analyzer) -> frozenset[str]:
+    """Return the terms of all question words; none if Latin words are not taken for English."""
+    if analyzer.language != "english":
+        return frozenset()
+    return frozenset(term for terms in analyzer.terms(sorted(QUESTION_WORDS)) for term in terms)
 
 
 def _with_synonyms(row: Sequence[str], table: SynonymTable) -> tuple[list[str], list[Alternatives]]:

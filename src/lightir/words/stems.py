@@ -12,6 +12,15 @@ ENGLISH_STOP_WORDS = frozenset(
     this to was will with""".split()  # noqa: SIM905
 )
 
+# Words by which people ask, and which say nothing of what they ask for. "can", "may" and the like are left out where
+# they have another meaning that a query may want.
+QUESTION_WORDS = frozenset(
+    """about am been being can could did do does doing had has have having he her hers him his how i its me my our ours
+    shall she should so some than them those us we were what when where which who whom whose why would you your
+    yours""".split()  # noqa: SIM905
+)
+"""English words that a query with other words does not count (`lightir.search.word_matching`). Documents have them."""
+
 
 def languages() -> list[str]:
     """Return the names of the languages that have a stemmer."""
