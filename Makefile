@@ -16,7 +16,7 @@ LIGHT := $(VENV)/.light
 ENCODE := $(VENV)/.encode
 SOURCES := $(shell find src/lightir -name "*.py")
 # Adapters to other frameworks, which have environments of their own; the other packages are models.
-ADAPTERS := langchain-lightir llama-index-retrievers-lightir
+ADAPTERS := langchain-lightir llama-index-retrievers-lightir lightir-haystack
 PACKAGES := $(filter-out $(ADAPTERS:%=packages/%/pyproject.toml),$(wildcard packages/*/pyproject.toml))
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*.hpp native/*.cpp)
 
