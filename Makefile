@@ -15,7 +15,9 @@ STAMP := $(VENV)/.installed
 LIGHT := $(VENV)/.light
 ENCODE := $(VENV)/.encode
 SOURCES := $(shell find src/lightir -name "*.py")
-PACKAGES := $(wildcard packages/*/pyproject.toml)
+# Adapters to other frameworks, which have environments of their own; the other packages are models.
+ADAPTERS := langchain-lightir llama-index-retrievers-lightir lightir-haystack
+PACKAGES := $(filter-out $(ADAPTERS:%=packages/%/pyproject.toml),$(wildcard packages/*/pyproject.toml))
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*.hpp native/*.cpp)
 
 # torch's OpenMP threads spin while they wait, which starves whatever else runs on a small machine.
@@ -24,8 +26,8 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest wheel lock test-native \
-	test-threads fuzz check licenses audit bench docs wheel-check clean
+.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters wheel lock \
+	test-native test-threads fuzz check licenses audit bench docs wheel-check clean
 
 setup: $(STAMP)
 
@@ -117,6 +119,20 @@ fetch-lowest: $(UV)
 	$(call install,build/fetch-lowest,requirements/lowest-train.txt requirements/models.lock)
 	rm -rf build/fetch-lowest
 
+# The adapters to other frameworks, each by the framework's own suite in an environment of its own, which sees the packages of
+# .venv behind the locked ones of the framework.
+test-adapters: $(ADAPTERS:%=test-adapter-%)
+
+test-adapter-%: setup | $(UV)
+	rm -rf build/adapters/$*
+	$(BIN)/python -m venv build/adapters/$*
+	$(call install,build/adapters/$*,requirements/$*.lock)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$(build/adapters/$*/bin/python $(SITE))/behind.pth
+	$(UV) pip install -q --python build/adapters/$*/bin/python --no-deps --no-build-isolation ./packages/$*
+	cd packages/$* && $(CURDIR)/build/adapters/$*/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
+
+SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+
 # The wheel of PYTHON in build/wheels; that of 3.12 is for all later versions too.
 wheel: $(UV)
 	rm -rf build/wheels
@@ -156,8 +172,14 @@ lock: $(UV)
 		-c requirements/dev.lock --no-emit-package torch --extra train -o requirements/encode.lock pyproject.toml
 	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
+	$(foreach adapter,$(ADAPTERS),$(call lock_adapter,$(adapter)))
 	$(call lock_lowest,requirements/lowest.txt,)
 	$(call lock_lowest,requirements/lowest-train.txt,--extra train)
+
+define lock_adapter
+	$(LOCK) --python-version 3.11 --python-platform linux -c requirements/dev.lock -o requirements/$(1).lock requirements/$(1).in
+
+endef
 
 define lock_lowest
 	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra eval --extra files --extra parquet --extra mcp \

@@ -12,10 +12,11 @@ TYPE_CHECKING = False  # the command line handles signals sooner if less is impo
 if TYPE_CHECKING:
     from typing import Any
 
+    from lightir.contract import external_contract
     from lightir.data import Dataset, read_documents, read_queries
     from lightir.encode.documents import encode_corpus
     from lightir.encode.full_queries import FullQueryEncoder
-    from lightir.encode.model_encoder import encode_pending
+    from lightir.encode.model_encoder import ModelEncoder, encode_pending
     from lightir.encode.model_evaluation import evaluate_model
     from lightir.encode.model_search import late_searcher, reranking_searcher
     from lightir.encode.vocabulary import cache_vocabulary
@@ -25,7 +26,17 @@ if TYPE_CHECKING:
     from lightir.lines import ReadOptions
     from lightir.query import CachedQueryEncoder
     from lightir.query.fallback import FallbackQueryEncoder
-    from lightir.search import LateOptions, LateSearcher, PageOptions, Searcher, SearchOptions
+    from lightir.search import (
+        ExternalDocumentEncoder,
+        ExternalQueryEncoder,
+        LateOptions,
+        LateSearcher,
+        LiveIndex,
+        PageOptions,
+        Searcher,
+        SearchOptions,
+        TextModel,
+    )
     from lightir.search.index_evaluation import evaluate_index
     from lightir.shards import VectorsReader
     from lightir.train.distill.distillation import distill
@@ -37,6 +48,8 @@ __all__ = [
     "CachedQueryEncoder",
     "Dataset",
     "Document",
+    "ExternalDocumentEncoder",
+    "ExternalQueryEncoder",
     "FallbackQueryEncoder",
     "Field",
     "FullQueryEncoder",
@@ -47,6 +60,8 @@ __all__ = [
     "LateOptions",
     "LateSearcher",
     "LightirError",
+    "LiveIndex",
+    "ModelEncoder",
     "PageOptions",
     "PassageOptions",
     "Query",
@@ -54,6 +69,7 @@ __all__ = [
     "Schema",
     "SearchOptions",
     "Searcher",
+    "TextModel",
     "VectorsReader",
     "build_index",
     "cache_vocabulary",
@@ -64,6 +80,7 @@ __all__ = [
     "evaluate",
     "evaluate_index",
     "evaluate_model",
+    "external_contract",
     "late_searcher",
     "read_documents",
     "read_queries",
@@ -75,6 +92,8 @@ _LIGHT = {
     "CachedQueryEncoder": "lightir.query",
     "Dataset": "lightir.data",
     "Document": "lightir.types",
+    "ExternalDocumentEncoder": "lightir.search",
+    "ExternalQueryEncoder": "lightir.search",
     "FallbackQueryEncoder": "lightir.query.fallback",
     "Field": "lightir.index",
     "Hit": "lightir.types",
@@ -84,6 +103,7 @@ _LIGHT = {
     "LateOptions": "lightir.search",
     "LateSearcher": "lightir.search",
     "LightirError": "lightir.errors",
+    "LiveIndex": "lightir.search",
     "PageOptions": "lightir.search",
     "PassageOptions": "lightir.index",
     "Query": "lightir.types",
@@ -91,15 +111,18 @@ _LIGHT = {
     "Schema": "lightir.index",
     "SearchOptions": "lightir.search",
     "Searcher": "lightir.search",
+    "TextModel": "lightir.search",
     "VectorsReader": "lightir.shards",
     "build_index": "lightir.index",
     "evaluate": "lightir.eval",
     "evaluate_index": "lightir.search.index_evaluation",
+    "external_contract": "lightir.contract",
     "read_documents": "lightir.data",
     "read_queries": "lightir.data",
 }
 _HEAVY = {
     "FullQueryEncoder": "lightir.encode.full_queries",
+    "ModelEncoder": "lightir.encode.model_encoder",
     "cache_vocabulary": "lightir.encode.vocabulary",
     "distill": "lightir.train.distill.distillation",
     "distill_external": "lightir.train.distill.external",

@@ -271,7 +271,8 @@ class Contract:
 
         Query encoders with other instructions or fitted tables have the same one, so one index serves all tasks.
         """
-        return _hash({name: _decisive(self)[name] for name in DOCUMENT_SIDE})
+        decisive = _decisive(self)
+        return _hash({name: decisive[name] for name in DOCUMENT_SIDE})
 
     @property
     def is_external(self) -> bool:

@@ -132,24 +132,7 @@ class StoredVectors:
         """Return the vectors of documents, (n, dim) float32, of length 1 for cosines."""
         with storage_errors(f"cannot read {self.path}"):
             values = np.asarray(self.rows[rows], dtype=np.float32)
-        lengths = np.linalg.norm(values.astype(np.float64), axis=1)
-        if not np.isfinite(lengths).all():
-            at = int(np.flatnonzero(~np.isfinite(lengths))[0])
-            raise InvalidInput(f"{self.path}: the vector of document {documents[at].doc_id!r} holds NaN or infinity")
-        if similarity == "cosine":
-            if not lengths.all():
-                at = int(np.flatnonzero(lengths == 0)[0])
-                raise InvalidInput(
-                    f"{self.path}: the vector of document {documents[at].doc_id!r} is zero, which has no cosine; leave "
-                    "the vector out, so that the document is pending"
-                )
-            values = np.asarray(values / lengths[:, None], dtype=np.float32)
-        elif (too_large := np.abs(values).max(axis=1, initial=0) > MAX_FLOAT16).any():
-            doc_id = documents[int(np.flatnonzero(too_large)[0])].doc_id
-            raise InvalidInput(
-                f"{self.path}: the vector of document {doc_id!r} is too large for float16; scale them all"
-            )
-        return values
+        return storable_vectors(values, documents, similarity, source=str(self.path))
 
     def _wrong_number(self, n_documents: int) -> InvalidInput:
         vectors, documents = counted(len(self.rows), "vector"), counted(n_documents, "document")
@@ -157,6 +140,36 @@ class StoredVectors:
             f"{self.path} has {vectors}, but the corpus has {documents}: without ids, row i is the vector of document "
             "i. Give ids (--vector-ids FILE, or an id column in Parquet)"
         )
+
+
+def storable_vectors(values: Floats, documents: Sequence[Document], similarity: Similarity, *, source: str) -> Floats:
+    """Return vectors as an index stores them, (n, dim) float32: within float16's range, of length 1 for cosines.
+
+    Args:
+        values: (n, dim) float32, one row per document.
+        documents: the n documents, whose ids the messages name.
+        similarity: "cosine" scales the vectors to length 1; "dot" leaves them.
+        source: origin of the vectors, for the messages.
+
+    Raises:
+        InvalidInput: NaN, infinity, a vector of zeros for "cosine", or one that is too large for float16.
+    """
+    lengths = np.linalg.norm(values.astype(np.float64), axis=1)
+    if not np.isfinite(lengths).all():
+        at = int(np.flatnonzero(~np.isfinite(lengths))[0])
+        raise InvalidInput(f"{source}: the vector of document {documents[at].doc_id!r} holds NaN or infinity")
+    if similarity == "cosine":
+        if not lengths.all():
+            at = int(np.flatnonzero(lengths == 0)[0])
+            raise InvalidInput(
+                f"{source}: the vector of document {documents[at].doc_id!r} is zero, which has no cosine; leave "
+                "the vector out, so that the document is pending"
+            )
+        values = np.asarray(values / lengths[:, None], dtype=np.float32)
+    elif (too_large := np.abs(values).max(axis=1, initial=0) > MAX_FLOAT16).any():
+        doc_id = documents[int(np.flatnonzero(too_large)[0])].doc_id
+        raise InvalidInput(f"{source}: the vector of document {doc_id!r} is too large for float16; scale them all")
+    return values
 
 
 def _read_npy(path: Path) -> npt.NDArray[Any]:

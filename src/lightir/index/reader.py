@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lightir.addresses import QUERY_ENCODER
 from lightir.contract import Contract
-from lightir.errors import FormatError, InvalidInput, LightirError, WriteFailed, storage_errors
+from lightir.errors import FormatError, InvalidInput, LightirError, NotFound, WriteFailed, storage_errors
 from lightir.files import copy_folder
 from lightir.index.connections import File
 from lightir.index.index_record import checked_record
@@ -33,6 +33,7 @@ from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.text import check_text
 from lightir.types import BRANCHES, Branch, Document, require_list
+from lightir.vectors import Floats
 
 OPEN_TRIES = 10
 
@@ -283,6 +284,29 @@ class Index:
         view = self.view
         wanted = view.existing([check_text(doc_id, "a doc_id") for doc_id in doc_ids])
         return dict(zip(wanted, view.whole_documents(wanted), strict=True))
+
+    def dense_vectors(self, doc_ids: Sequence[str]) -> Floats:
+        """Return the stored dense vectors of documents, (n, dense_dim) float32; zeros for a pending document.
+
+        Raises:
+            NotFound: a document does not exist.
+            InvalidInput: the index has no dense vectors, or an id is not a string.
+        """
+        require_list(doc_ids, "doc_ids")
+        view = self.view
+        if view.dense_dim is None:
+            raise InvalidInput(f"{self.folder} has no dense vectors")
+        doc_ords = [view.doc_ord(check_text(doc_id, "a doc_id")) for doc_id in doc_ids]
+        if None in doc_ords:
+            raise NotFound(f"there is no document {doc_ids[doc_ords.index(None)]!r} in {self.folder}")
+        vectors: Floats = np.zeros((len(doc_ords), view.dense_dim), np.float32)
+        segments, rows = view.locate(np.array(doc_ords, dtype=np.uint32))
+        for at, (segment, row) in enumerate(zip(segments.tolist(), rows.tolist(), strict=True)):
+            stored = view.segments[segment].segment.dense
+            if stored is not None:
+                values, scales = stored
+                vectors[at] = values[row] * (1 if scales is None else scales[row])
+        return vectors
 
     def info(self) -> IndexInfo:
         """Return counts, sizes and the contract."""

@@ -1,0 +1,5 @@
+"""An index folder of lightir as Haystack's document store."""
+
+from haystack_integrations.document_stores.lightir.document_store import LightIRDocumentStore
+
+__all__ = ["LightIRDocumentStore"]
