@@ -125,6 +125,16 @@ def test_standardisation_and_a_narrow_table(tmp_path: Path) -> None:
             cached_table(model, dim=dim)
 
 
+def test_a_cached_table_has_no_bigrams_and_no_gate_of_the_fitted_one(tmp_path: Path) -> None:
+    model = tiny_model()
+    policy = dataclasses.replace(model.contract.query, bigrams="0123456789abcdef", gate="0123456789abcdef")
+    model.contract = dataclasses.replace(model.contract, query=policy)
+    cache_vocabulary(model, tmp_path / "q")
+    encoder = CachedQueryEncoder.load(tmp_path / "q")
+    assert (encoder.bigrams, encoder.gate) == (None, None)
+    assert (encoder.contract.query.bigrams, encoder.contract.query.gate) == ("", "")
+
+
 def test_term_weights_are_stored_exactly_when_the_policy_says_idf(tmp_path: Path) -> None:
     model = tiny_model()
     model.heads = HeadArrays(term_weights=torch.arange(258.0))

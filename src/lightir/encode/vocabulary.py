@@ -80,7 +80,10 @@ def cache_vocabulary(
         raise InvalidInput("a loaded model has no folder: pass `out`, the folder of the query encoder")
     named = [(task, listed_instructions(task)[0]) for task in options.tasks]
     named += [(text, text) for text in options.instructions]
-    contract, tables, expansions = retriever.contract, [], None
+    fitted = retriever.contract
+    # Bigrams and a gate belong to a fitted table, whose place the new one takes.
+    contract = dataclasses.replace(fitted, query=dataclasses.replace(fitted.query, bigrams="", gate=""))
+    tables, expansions = [], None
     if contract.query.weighting == "expansion":
         instruction = _only_instruction(named, contract.query.instruction)
         contract = dataclasses.replace(contract, query=dataclasses.replace(contract.query, instruction=instruction))
@@ -88,7 +91,7 @@ def cache_vocabulary(
     elif named and contract.dense is None:
         raise InvalidInput("this model's queries are counted terms: they have no table, and no instruction applies")
     if contract.dense is not None:
-        for task, instruction in named or [("", retriever.contract.query.instruction)]:
+        for task, instruction in named or [("", contract.query.instruction)]:
             rows = cached_table(retriever, instruction=instruction, dim=options.dim, batch=options.batch)
             tables.append(QueryTable(task, instruction, rows))
     arrays = QueryEncoderArrays(tables, stored_term_weights(retriever), expansions)
