@@ -71,10 +71,9 @@ class LiveIndex:
         options: IndexOptions | None = None,
         documents: DocumentEncoder | None = None,
         queries: QueryEncoder | None = None,
-        threads: int = 1,
         overwrite: bool = False,
     ) -> LiveIndex:
-        """Create an empty index and open it.
+        """Create an empty index and open it, with one thread per search.
 
         Args:
             folder: index folder to write.
@@ -83,7 +82,6 @@ class LiveIndex:
             options: options of the index; None for the defaults.
             documents: encoder of the documents that are added; None leaves them pending.
             queries: encoder of queries; None for the one stored in the index.
-            threads: maximum number of threads per search.
             overwrite: replace an existing index.
 
         Raises:
@@ -96,7 +94,7 @@ class LiveIndex:
         IndexWriter.create(
             folder, options=options, contract=contract, query_encoder=stored, overwrite=overwrite
         ).close()
-        return cls(folder, documents=documents, queries=queries, threads=threads)
+        return cls(folder, documents=documents, queries=queries)
 
     @classmethod
     def of_functions(

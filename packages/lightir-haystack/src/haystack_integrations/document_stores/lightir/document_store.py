@@ -116,9 +116,8 @@ class LightIRDocumentStore:
 
     def _created(self, *, overwrite: bool) -> LiveIndex:
         contract = None if self.model is not None else self._contract()
-        return LiveIndex.create(
-            self.folder, contract=contract, query_encoder=self.model, threads=self.threads, overwrite=overwrite
-        )
+        LiveIndex.create(self.folder, contract=contract, query_encoder=self.model, overwrite=overwrite).close()
+        return LiveIndex(self.folder, threads=self.threads)
 
     def count_documents(self) -> int:
         """Return the number of documents."""
