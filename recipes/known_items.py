@@ -26,6 +26,7 @@ import sqlite3
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -76,9 +77,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.shop is not None:
         write_shop(Path(args.shop), args.products)
+    total = Table()
     for pair in args.collections:
         index_folder, corpus = pair.split("=", 1)
-        measure(index_folder, list(read_documents(corpus)), args.fusion or ["default", "linear"], args.per_kind)
+        fusions = args.fusion or ["default", "linear"]
+        total.add(measure(index_folder, list(read_documents(corpus)), fusions, args.per_kind))
+    if len(args.collections) > 1:
+        total.show(f"{len(args.collections)} collections together")
 
 
 # The queries
@@ -285,8 +290,31 @@ def lightir_engine(searcher: Searcher, options: SearchOptions) -> Engine:
 # The tables
 
 
-def measure(index_folder: str, documents: Sequence[Document], fusions: Sequence[str], per_kind: int) -> None:
-    """Print a collection's tables."""
+@dataclass(slots=True)
+class Table:
+    """For each kind, the number of queries and each engine's number of queries whose document is the first hit."""
+
+    queries: Counter[str] = field(default_factory=Counter)
+    first: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, other: Table) -> None:
+        """Add the counts of another table."""
+        self.queries += other.queries
+        for engine, counts in other.first.items():
+            self.first.setdefault(engine, Counter()).update(counts)
+
+    def show(self, heading: str) -> None:
+        """Print the shares as Markdown."""
+        print(f"\n{heading}\n\n| first of all | queries | " + " | ".join(self.first) + " |")
+        print("|---|---:|" + "---:|" * len(self.first))
+        for kind in KINDS:
+            if n := self.queries[kind]:
+                shares = [f"{counts[kind] / n:.3f}" for counts in self.first.values()]
+                print(f"| {kind} | {n} | " + " | ".join(shares) + " |", flush=True)
+
+
+def measure(index_folder: str, documents: Sequence[Document], fusions: Sequence[str], per_kind: int) -> Table:
+    """Measure a collection, print its tables, and return the first."""
     items = known_items(documents, per_kind)
     with Index.open(index_folder) as index:
         searcher = Searcher(index)
@@ -295,20 +323,12 @@ def measure(index_folder: str, documents: Sequence[Document], fusions: Sequence[
         hybrid = {name: options_of(name) for name in fusions}
         engines |= {name: lightir_engine(searcher, options) for name, options in hybrid.items()}
         there = {name: engine for name, engine in engines.items() if engine is not None}
-        print(
-            f"\n{index_folder}: {len(documents):,} documents\n\n| first of all | queries | " + " | ".join(there) + " |"
-        )
-        print("|---|---:|" + "---:|" * len(there))
-        for kind in KINDS:
-            print_kind(kind, [item for item in items if item.kind == kind], list(there.values()))
+        table = Table(Counter(item.kind for item in items))
+        for name, engine in there.items():
+            table.first[name] = Counter(item.kind for item in items if engine(item.query) == item.doc_id)
+        table.show(f"{index_folder}: {len(documents):,} documents")
         print_nonsense(searcher, nonsense(per_kind, documents), hybrid)
-
-
-def print_kind(kind: str, items: Sequence[KnownItem], engines: Sequence[Engine]) -> None:
-    """Print the share of queries whose document is each engine's first hit."""
-    if items:
-        shares = [sum(engine(item.query) == item.doc_id for item in items) / len(items) for engine in engines]
-        print(f"| {kind} | {len(items)} | " + " | ".join(f"{share:.3f}" for share in shares) + " |", flush=True)
+    return table
 
 
 def print_nonsense(searcher: Searcher, queries: Sequence[str], hybrid: Mapping[str, SearchOptions]) -> None:
