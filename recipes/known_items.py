@@ -292,7 +292,12 @@ def lightir_engine(searcher: Searcher, options: SearchOptions) -> Engine:
 
 @dataclass(slots=True)
 class Table:
-    """For each kind, the number of queries and each engine's number of queries whose document is the first hit."""
+    """Counts of queries by kind, and of those whose document each engine finds first.
+
+    Attributes:
+        queries: number of queries of each kind.
+        first: engine -> number of those queries of each kind.
+    """
 
     queries: Counter[str] = field(default_factory=Counter)
     first: dict[str, Counter[str]] = field(default_factory=dict)
