@@ -28,7 +28,7 @@ from lightir.data import Dataset
 from lightir.eval import evaluate, rank_by_score
 from lightir.index import Index, build_index, document_shards
 from lightir.provenance import provenance
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document, Query, Run
 
 SMALLEST = "{data}/tiny:test --out {out}/found"
@@ -115,11 +115,11 @@ def bm25s_run(documents: Sequence[Document], queries: Sequence[Query]) -> Run:
 
 
 def lightir_run(documents: Sequence[Document], queries: Sequence[Query]) -> Run:
-    """Rank by the lexical branch of a lightir index."""
+    """Rank by the lexical branch of a lightir index, which counts all words of a query as the other systems do."""
     with tempfile.TemporaryDirectory() as folder:
         build_index(document_shards(documents), Path(folder) / "index", progress=False)
         with Index.open(Path(folder) / "index") as index:
-            return Searcher(index).search(list(queries), DEPTH)
+            return Searcher(index).search(list(queries), DEPTH, SearchOptions(question_words=True))
 
 
 if __name__ == "__main__":
