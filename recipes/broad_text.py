@@ -109,9 +109,7 @@ def _entry(headword: str, lines: list[str]) -> Iterator[Passage]:
     if not headword.startswith("00-database"):
         yield "term", headword
     for paragraph in "\n".join(lines).split("\n\n"):
-        text = re.sub(
-            r"\[[^\]]*\]|\([A-Z][a-z. ]*\.\)|--[A-Z][\w. &]*|[{}]|^\d+\.|\(\d{4}-\d\d-\d\d\)", " ", plain(paragraph)
-        )
+        text = _NOTES.sub(" ", plain(paragraph))
         if len(text.split()) > 2 and not text.startswith("Syn:"):
             yield "gloss", plain(text)
             yield "gloss", f"{headword}: {plain(text)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import gzip
 import json
 import re
 import runpy
@@ -93,6 +94,37 @@ def test_a_script_without_a_smallest_run_has_a_test_of_its_own() -> None:
     tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
     for script in SCRIPTS:
         assert smallest(script) is not None or any(script.name in text for text in tests), script.name
+
+
+MANUAL_PAGE = (
+    r""".TH KOPIERE 1 "Mai 2020" "GNU"
+.SH BEZEICHNUNG
+kopiere \- Dateien und Verzeichnisse kopieren
+.SH BESCHREIBUNG
+\fBKopiert\fP die Quelle zum Ziel.
+"""
+    + 20 * "Das steht in der Beschreibung.\n"
+)
+
+
+def test_manual_pages_become_a_data_set(tmp_path: Path) -> None:
+    """manual_pages.py writes each page with its description as the query."""
+    folder = tmp_path / "de" / "man1"
+    folder.mkdir(parents=True)
+    short = ".SH NAME\nkurz \\- viel zu kurz\n.SH A\nText\n"
+    pages = {"kopiere.1": MANUAL_PAGE, "kp.1": ".so man1/kopiere.1\n", "kurz.1": short}
+    for name, page in pages.items():
+        (folder / f"{name}.gz").write_bytes(gzip.compress(page.encode()))
+    script = ROOT / "recipes" / "manual_pages.py"
+    assert run(script, [str(tmp_path / "pages"), f"de={tmp_path / 'de'}"], tmp_path / "printed") == 0
+    dataset = Dataset.open(tmp_path / "pages")
+    assert [(query.query_id, query.text) for query in dataset.queries("de")] == [
+        ("de/kopiere.1", "Dateien und Verzeichnisse kopieren")
+    ]
+    assert dataset.qrels("de") == {"de/kopiere.1": {"de/kopiere.1": 1}}
+    (document,) = read_documents(tmp_path / "pages")
+    assert document.text.startswith("Kopiert die Quelle zum Ziel.")
+    assert "Verzeichnisse" not in document.text
 
 
 def test_figure_5_cuts_widths_and_terms(folders: dict[str, Path]) -> None:

@@ -34,8 +34,9 @@ OF_A_MODEL = (MODEL, BAG)
 """Names of the analyzers that require a model's tokenizer."""
 
 AUTO = "auto"
-"""Name of the analyzer that treats each script by its own rules. An index of it detects the main language of its Latin
-words when it is built, and stores the name with it: "auto-german"."""
+"""Name of the analyzer that treats each script by its own rules. An index of it detects the languages of its Latin
+words when it is built, and stores the name with them: "auto-german", or "auto-german+english", the main language first.
+"""
 
 WORDS_KEPT = 2**18
 """Maximum number of words whose terms are kept for phrases."""
@@ -50,7 +51,6 @@ _WORD = re.compile(r"\b\w\w+\b")
 _HAN_OR_WORD = re.compile(rf"([{HAN}]+)|[^\W{HAN}]+")
 _WORD_CHARACTER, _HAN_CHARACTER = re.compile(r"\w"), re.compile(f"[{HAN}]")
 _WORD_BESIDE_HAN = re.compile(rf"[^\W{HAN}]+")
-_AUTO_LANGUAGE = {AUTO: "english", **{f"{AUTO}-{language}": language for language in FUNCTION_WORDS}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,11 @@ class Analyzer:
 
     Attributes:
         name: "auto-german" and the like (`lightir.words.scripts`, with that language's stems for Latin words; English
-            has stop words too), "auto" ("auto-english"; building an index of it detects the language), "english" (stop
-            words, Snowball stems), "words" (neither), the name of another Snowball language (stems, no stop words),
-            "chinese" (single Han characters and pairs of adjacent ones, words elsewhere), "model" (term ids of the
-            index's query encoder), or "bag" (the set of these ids, for queries whose terms the query encoder weights).
+            has stop words too), "auto-german+english" and the like (stems of several languages, the main one first),
+            "auto" ("auto-english"; building an index of it detects the languages), "english" (stop words, Snowball
+            stems), "words" (neither), the name of another Snowball language (stems, no stop words), "chinese" (single
+            Han characters and pairs of adjacent ones, words elsewhere), "model" (term ids of the index's query
+            encoder), or "bag" (the set of these ids, for queries whose terms the query encoder weights).
         version: version of the analysis code.
     """
 
@@ -85,8 +86,11 @@ class Analyzer:
     version: int = ANALYSIS_VERSION
 
     def __post_init__(self) -> None:
-        if self.name not in analyzer_names():
-            raise InvalidInput(f"unknown analyzer {self.name!r}; expected one of {', '.join(analyzer_names())}")
+        if not is_analyzer(self.name):
+            raise InvalidInput(
+                f"unknown analyzer {self.name!r}; expected one of {', '.join(analyzer_names())}, or several languages "
+                f"as in {AUTO}-german+english"
+            )
         if self.version != ANALYSIS_VERSION:
             raise FormatError(
                 f"the index has terms of analysis version {self.version}; this release has {ANALYSIS_VERSION}. "
@@ -114,7 +118,7 @@ class Analyzer:
         if self.name in OF_A_MODEL:
             raise InvalidInput(f"the {self.name!r} analyzer has term ids of the model, not words")
         text = check_text(text, "the text").lower()
-        if self.name in _AUTO_LANGUAGE:
+        if self.by_script:
             cut = scripts.runs(text)
         else:
             cut = [m[0] for m in (_HAN_OR_WORD if self.name == "chinese" else _WORD).finditer(text)]
@@ -135,19 +139,30 @@ class Analyzer:
 
     def is_unspaced(self, character: str) -> bool:
         """Whether runs of a character are cut into pairs, because no blanks separate their words."""
-        if self.name in _AUTO_LANGUAGE:
+        if self.by_script:
             return scripts.is_unspaced(character)
         return self.name == "chinese" and _HAN_CHARACTER.match(character) is not None
 
     @property
+    def by_script(self) -> bool:
+        """Whether each script has its own rules: "auto" and the like."""
+        return self.name == AUTO or self.name.startswith(f"{AUTO}-")
+
+    @property
+    def languages(self) -> scripts.Languages:
+        """The languages whose stems Latin words have, the main one first; the name of an analyzer that stems none."""
+        if not self.by_script:
+            return (self.name,)
+        return tuple((self.name[len(AUTO) + 1 :] or "english").split("+"))
+
+    @property
     def language(self) -> str:
-        """Name of the language whose stems Latin words have; another name of an analyzer that stems none."""
-        return _AUTO_LANGUAGE.get(self.name, self.name)
+        """The main one of the languages."""
+        return self.languages[0]
 
     def plain(self, word: str) -> str:
         """Return a word in the form in which its stem begins: in lower case, normalized, without accents if folded."""
-        language = _AUTO_LANGUAGE.get(self.name)
-        return word.lower() if language is None else scripts.plain(language, word.lower())
+        return scripts.plain(self.languages, word.lower()) if self.by_script else word.lower()
 
     def distinct_terms(self, texts: Sequence[str]) -> tuple[list[str], Ragged]:
         """Return the distinct terms of a batch, in no particular order, and each text's terms as indices into them.
@@ -192,11 +207,11 @@ class Analyzer:
     def _of_words(self, words: Sequence[str]) -> tuple[dict[str, int], npt.NDArray[np.int64]]:
         """Return the terms of ASCII words with their indices, and each word's index; -1 for a stop word."""
         terms: dict[str, int] = {}
-        language = _AUTO_LANGUAGE.get(self.name)
-        if language is None:
-            term_lists: list[Sequence[str]] = [self._terms(word) for word in words]
-        else:  # a word of ASCII letters is one run
-            term_lists = [scripts.terms_of_word(language, word) for word in words]
+        if self.by_script:  # a word of ASCII letters is one run
+            languages = self.languages
+            term_lists: list[Sequence[str]] = [scripts.terms_of_word(languages, word) for word in words]
+        else:
+            term_lists = [self._terms(word) for word in words]
         indices = [terms.setdefault(of_word[0], len(terms)) if of_word else -1 for of_word in term_lists]
         return terms, np.array(indices, dtype=np.int64)
 
@@ -205,7 +220,7 @@ class Analyzer:
 
         In a run of Han characters, or of an unspaced script, wanted pairs take precedence over single characters.
         """
-        words = _word_pattern(self.cuts_pairs, self.name in _AUTO_LANGUAGE)
+        words = _word_pattern(self.cuts_pairs, self.by_script)
         distinct = list(set(words.findall(text)))
         matched = zip(distinct, self.terms(distinct), strict=True)
         terms_of = {word: common for word, terms in matched if (common := frozenset(wanted.intersection(terms)))}
@@ -219,14 +234,13 @@ class Analyzer:
     @property
     def cuts_pairs(self) -> bool:
         """Whether pairs of adjacent characters are terms where no blanks separate words."""
-        return self.name == "chinese" or self.name in _AUTO_LANGUAGE
+        return self.name == "chinese" or self.by_script
 
     def character_classes(self, block: int) -> bytes:
         """Return the classes (`lightir.kernel.passages`) of the 256 characters from 256 * block on."""
         characters = [chr(256 * block + i) for i in range(256)]
-        by_script = self.name in _AUTO_LANGUAGE
-        word = _word_pattern(True, True) if by_script else _WORD_CHARACTER
-        pair = scripts.UNSPACED_CHARACTER if by_script else _HAN_CHARACTER
+        word = _word_pattern(True, True) if self.by_script else _WORD_CHARACTER
+        pair = scripts.UNSPACED_CHARACTER if self.by_script else _HAN_CHARACTER
         return bytes(
             passages.WORD * bool(word.match(character))
             | passages.BLANK * character.isspace()
@@ -235,8 +249,9 @@ class Analyzer:
         )
 
     def _terms(self, text: str) -> list[str]:
-        if (language := _AUTO_LANGUAGE.get(self.name)) is not None:
-            return [term for run in scripts.runs(text) for term in scripts.terms_of_run(language, run)]
+        if self.by_script:
+            languages = self.languages
+            return [term for run in scripts.runs(text) for term in scripts.terms_of_run(languages, run)]
         if self.name == "chinese":
             return _chinese_terms(text)
         words = _WORD.findall(text)
@@ -286,10 +301,17 @@ def _merge_rows(rows: Ragged, others: Ragged, at: npt.NDArray[np.int64]) -> Ragg
 
 
 def analyzer_names() -> tuple[str, ...]:
-    """Return the names of all analyzers."""
+    """Return the names of all analyzers; those of several languages are left out."""
     stemmed = {*languages()}
-    automatic = sorted(name for name, language in _AUTO_LANGUAGE.items() if language in stemmed)
-    return (*automatic, "english", "words", "chinese", *OF_A_MODEL, *sorted(stemmed - {"english"}))
+    automatic = sorted(f"{AUTO}-{language}" for language in stemmed.intersection(FUNCTION_WORDS))
+    return (AUTO, *automatic, "english", "words", "chinese", *OF_A_MODEL, *sorted(stemmed - {"english"}))
+
+
+def is_analyzer(name: str) -> bool:
+    """Whether a name is that of an analyzer: one of `analyzer_names`, or "auto-" and different languages of them."""
+    several = name.removeprefix(f"{AUTO}-").split("+") if name.startswith(f"{AUTO}-") else []
+    one_each = [f"{AUTO}-{language}" for language in several] if len({*several}) == len(several) > 1 else [name]
+    return all(one in analyzer_names() for one in one_each)
 
 
 def _chinese_terms(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from lightir.errors import FormatError, InvalidInput
 from lightir.index import Index, build_index, document_shards
 from lightir.search import Searcher
 from lightir.types import Document
-from lightir.words.languages import main_language
+from lightir.words.languages import languages_of
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,69 @@ def test_auto_cuts_chinese_as_chinese_does(text: str) -> None:
         (["O cão não está em casa, mas no jardim com uma bola"], "portuguese"),
     ],
 )
-def test_the_main_language_is_that_of_the_function_words(texts: list[str], language: str) -> None:
-    assert main_language(texts) == language
+def test_the_language_is_that_of_the_function_words(texts: list[str], language: str) -> None:
+    assert languages_of(texts) == (language,)
+
+
+GERMAN = "Der Hund ist im Haus, und die Katze ist nicht da, sondern mit den Kindern auf der Straße"
+ENGLISH = "The dog is not in the house but with the children, which is what it was told to do by the man"
+FRENCH = "Le chat est dans la maison et il ne sort pas, car les enfants sont avec lui sur le tapis"
+
+
+@pytest.mark.parametrize(
+    ("texts", "languages"),
+    [
+        (6 * [GERMAN] + 3 * [ENGLISH], ("german", "english")),
+        (3 * [GERMAN] + 6 * [ENGLISH], ("english", "german")),
+        (9 * [GERMAN] + 5 * [ENGLISH] + 4 * [FRENCH], ("german", "english", "french")),
+        (6 * [GERMAN] + 2 * [ENGLISH], ("german",)),  # two texts are too few
+        (50 * [GERMAN] + 4 * [ENGLISH], ("german",)),  # so are less than a tenth
+        (30 * [ENGLISH] + 9 * ["The title"] + 9 * ["Kühlschrank", "战国无双"], ("english",)),
+        (6 * [GERMAN] + 6 * [GERMAN + " " + ENGLISH], ("german",)),  # the language of these is not certain
+    ],
+)
+def test_a_collection_has_the_languages_that_a_tenth_of_its_texts_are_in(
+    texts: list[str], languages: tuple[str, ...]
+) -> None:
+    assert languages_of(texts) == languages
+    assert languages_of(reversed(texts)) == languages
+
+
+def test_words_of_several_languages_are_stemmed_by_each_in_turn() -> None:
+    mixed = Analyzer("auto-german+english")
+    assert mixed.languages == ("german", "english")
+    assert mixed.language == "german"
+    assert mixed.terms(["Häuser Haus, the running runs"]) == [["haus", "haus", "the", "run", "run"]]
+    assert Analyzer("auto-german").terms(["running runs"]) == [["running", "run"]]
+    assert Analyzer("auto-english+german").terms(["the Häuser"]) == [["haus"]]  # the main language's stop words
+
+
+@pytest.mark.parametrize("name", ["auto-german+english", "auto-english+swedish"])
+@given(texts=st.lists(st.text(st.sampled_from("aäeinrsgH ,é中")), max_size=4))
+def test_the_terms_of_a_batch_are_those_of_each_text_in_several_languages_too(name: str, texts: list[str]) -> None:
+    analyzer = Analyzer(name)
+    distinct, rows = analyzer.distinct_terms(texts)
+    of_texts = [sorted(distinct[i] for i in row.tolist()) for row in np.split(rows.term_ids, rows.indptr[1:-1])]
+    expected = [sorted(term for _, terms in analyzer.words(text) for term in terms) for text in texts]
+    assert [row for row in of_texts if row] == [row for row in expected if row]
+
+
+@pytest.mark.parametrize(
+    "name", ["auto-german+klingon", "auto-german+german", "auto-german+", "auto+german", "german+english", "auto-"]
+)
+def test_names_of_several_languages_are_checked(name: str) -> None:
+    with pytest.raises(InvalidInput, match="auto-german\\+english"):
+        Analyzer(name)
+
+
+def test_an_index_of_two_languages_finds_the_forms_of_both(tmp_path: Path) -> None:
+    texts = 4 * [GERMAN] + 3 * [ENGLISH] + ["Er las in Büchern", "She was running home"]
+    documents = [Document(str(i), text) for i, text in enumerate(texts)]
+    info = build_index(document_shards(documents), tmp_path / "index", progress=False)
+    assert info.analyzer == "auto-german+english"
+    with Index.open(tmp_path / "index") as index:
+        for query, expected in [("Buch", "7"), ("runs", "8")]:
+            assert [*Searcher(index).search([query])["0"].doc_ids] == [expected], query
 
 
 def test_an_index_of_auto_stores_the_language_of_its_first_documents(tmp_path: Path) -> None:

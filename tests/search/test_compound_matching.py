@@ -16,7 +16,7 @@ from lightir.index import Index, IndexOptions, IndexWriter, build_index, documen
 from lightir.index.bm25 import K1, B, idf
 from lightir.index.segments.dictionary import SortedStrings
 from lightir.search import Searcher, SearchOptions
-from lightir.search.compound_matching import HEAD_FACTOR, MAX_COMPOUNDS, MODIFIER_FACTOR
+from lightir.search.compound_matching import BESIDE_THE_WORD, HEAD_FACTOR, MAX_COMPOUNDS, MODIFIER_FACTOR
 from lightir.types import Document
 from lightir.words.compounds import LINKS, can_be_part, parts
 
@@ -48,6 +48,14 @@ def test_a_word_matches_compounds_that_end_or_begin_with_it(tmp_path: Path) -> N
         assert found(index, "fahrrad") == ["bicycle", "light"]
         assert found(index, "Bank") == ["government", "bench"]  # "ungs" is between the stems
         assert found(index, "Schränke", compounds=False) == ["cupboard"]
+
+
+def test_the_word_itself_comes_before_many_compounds_of_it(tmp_path: Path) -> None:
+    compounds = "Kühlschrank Gefrierschrank Wandschrank Küchenschrank Kinderschrank"
+    parts_of_them = {"parts": "kühl gefrieren Wand Küche Kinder"}
+    texts = {"many": compounds, "itself": "Hier steht im Bad ein Schrank", **parts_of_them}
+    with built(tmp_path / "index", texts) as index:
+        assert found(index, "Schrank") == ["itself", "many"]
 
 
 def test_a_compound_matches_its_parts_whether_or_not_a_document_has_it(tmp_path: Path) -> None:
@@ -158,9 +166,10 @@ def defined(texts: dict[str, str], query: str) -> dict[str, float]:
     for term in analyzer.terms([query])[0]:
         weights[term] += idf(len(texts), df[term])
         related = {}
+        beside = BESIDE_THE_WORD if df[term] else 1.0
         for other in sorted(known - {term}, key=lambda other: (-df[other], other)):
-            rests = [(HEAD_FACTOR, other[: -len(term)], True)] if other.endswith(term) else []
-            rests += [(MODIFIER_FACTOR, other[len(term) :], False)] if other.startswith(term) else []
+            rests = [(beside * HEAD_FACTOR, other[: -len(term)], True)] if other.endswith(term) else []
+            rests += [(beside * MODIFIER_FACTOR, other[len(term) :], False)] if other.startswith(term) else []
             for factor, rest, is_before in rests:
                 cut = [rest[: len(rest) - len(link)] for link in LINKS["german"] if is_before and rest.endswith(link)]
                 cut += [rest[len(link) :] for link in LINKS["german"] if not is_before and rest.startswith(link)]

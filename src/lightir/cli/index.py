@@ -156,11 +156,11 @@ def _add_branches(group: Arguments) -> None:
         "--analyzer",
         default="auto",
         metavar="NAME",
-        help="text analysis for BM25: auto (each script by its own rules; the language of Latin words is detected, or "
-        "named, as in auto-german), english (stop words, stemming), words (neither), chinese, another language's "
-        "name (stemming), model (the model's tokens), or none for an index without BM25. bag stores which of the "
-        "model's tokens a document contains instead, to search with the query encoder's sparse weights (SiDR) "
-        "(default %(default)s)",
+        help="text analysis for BM25: auto (each script by its own rules; the languages of Latin words are detected, "
+        "or named, as in auto-german or auto-german+english), english (stop words, stemming), words (neither), "
+        "chinese, another language's name (stemming), model (the model's tokens), or none for an index without BM25. "
+        "bag stores which of the model's tokens a document contains instead, to search with the query encoder's "
+        "sparse weights (SiDR) (default %(default)s)",
     )
     group.add_argument(
         "--dense-dim",

@@ -157,7 +157,7 @@ class _Build:
             for shard in shards:
                 require_shard(shard)
                 if shard.documents:
-                    self.intake.detect_language(shard.documents)
+                    self.intake.detect_languages(shard.documents)
                 self._add(shard)
                 bar.update(len(shard.documents))
         self._flush(last=True)

@@ -29,7 +29,7 @@ from lightir.shards import Shard
 from lightir.text import QueryPolicy, TextTokenizer, check_text, query_term_ids
 from lightir.types import Document, require_list
 from lightir.vectors import Floats, Ragged, SparseVectors
-from lightir.words.languages import main_language
+from lightir.words.languages import languages_of
 
 GATHERED_DOCUMENTS = 65_536
 """Maximum number of documents gathered in memory and written at once, by a build or a change."""
@@ -84,11 +84,11 @@ class Intake:
             documents = self._splitter.split(documents)
         return dataclasses.replace(shard, documents=documents)
 
-    def detect_language(self, documents: Sequence[Document]) -> None:
-        """Replace the analyzer "auto" by the one for the main language of some documents."""
+    def detect_languages(self, documents: Sequence[Document]) -> None:
+        """Replace the analyzer "auto" by the one for the languages of some documents."""
         if self.analyzer is not None and self.analyzer.name == AUTO:
-            language = main_language(document.full_text() for document in documents)
-            self.analyzer = Analyzer(f"{AUTO}-{language}")
+            languages = languages_of(document.full_text() for document in documents)
+            self.analyzer = Analyzer(f"{AUTO}-{'+'.join(languages)}")
 
     def rows(self, shard: Shard) -> DocumentRows:
         """Return the rows of a shard. Documents without vectors are pending if the index has a contract.

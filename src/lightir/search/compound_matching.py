@@ -1,7 +1,8 @@
 """Matching of a query's words with compounds that they are a part of, and of compounds with their parts.
 
 "Schrank" also matches "Kühlschrank" and "Schrankwand", and "Gefrierschrank" also matches "Schrank", as far as words of
-the index are the other parts (`lightir.words.compounds`). For the languages of LINKS.
+the index are the other parts (`lightir.words.compounds`). For the languages of LINKS. A document that has the query's
+word itself should come first, so compounds weigh little beside a word that documents have.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ number."""
 
 MODIFIER_FACTOR = 0.4
 """Factor of a compound that begins with the query's word."""
+
+BESIDE_THE_WORD = 0.1
+"""Factor of these two where a document has the word itself (docs/words.md has figures)."""
 
 MAX_COMPOUNDS = 30
 """Maximum number of compounds that a word matches: the most frequent."""
@@ -58,15 +62,16 @@ def _compounds(view: View, term: str, language: str) -> dict[str, float]:
     frequencies = {longer: view.frequency(longer) for longer in beginning | ending if longer.isalpha()}
     living = [longer for longer, frequency in frequencies.items() if frequency]  # deleted documents' terms stay a while
     compounds: dict[str, float] = {}
+    factor = BESIDE_THE_WORD if view.frequency(term) else 1.0
 
     def known(other: str) -> bool:
         return view.frequency(other) > 0
 
     for longer in sorted(living, key=lambda longer: (-frequencies[longer], longer))[:MAX_CANDIDATES]:
         if longer in ending and ends_compound(longer, term, language, known):
-            compounds[longer] = HEAD_FACTOR
+            compounds[longer] = factor * HEAD_FACTOR
         elif longer in beginning and begins_compound(longer, term, language, known):
-            compounds[longer] = MODIFIER_FACTOR
+            compounds[longer] = factor * MODIFIER_FACTOR
         if len(compounds) == MAX_COMPOUNDS:
             break
     return compounds

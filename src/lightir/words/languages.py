@@ -1,10 +1,11 @@
-"""The main language of a collection, by the function words of its texts."""
+"""The languages of a collection, by the function words of its texts."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 
 from lightir.words.stems import languages
 
@@ -13,6 +14,19 @@ DETECTED_CHARACTERS = 1000
 
 LEAST_SHARE = 0.05
 """Smallest share of a language's function words among all Latin words, below which the answer is English."""
+
+MAX_LANGUAGES = 4
+"""Maximum number of languages of a collection."""
+
+LEAST_TEXTS, LEAST_SHARE_OF_TEXTS = 3, 0.1
+"""Least number and share of the texts in a language, of those whose language is certain, for it to count."""
+
+LEAST_SHARE_OF_ALL = 0.01
+"""Least share of all texts; without it a few Latin quotations in a Chinese collection would count."""
+
+CERTAIN, CERTAIN_RATIO = 3.0, 1.5
+"""Least sum of the weights of function words by which the language of a text is certain, and least ratio to the next.
+"""
 
 FUNCTION_WORDS: dict[str, frozenset[str]] = {
     language: frozenset(words.split())
@@ -46,22 +60,65 @@ FUNCTION_WORDS: dict[str, frozenset[str]] = {
 _LATIN_WORD = re.compile(r"[a-z\u00df-\u00f6\u00f8-\u024f\u1e00-\u1eff]+")
 
 
-def main_language(texts: Iterable[str]) -> str:
-    """Return Snowball's name of the language that most of the Latin words of some texts are in.
+def languages_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return Snowball's names of the languages that the Latin words of some texts are in, the main one first.
 
-    It is the language whose function words occur most often, each weighted by 1 / the number of languages that have
-    it. Texts with few of them, such as names of products, are taken for English; so are texts without Latin words.
+    The main language is the one whose function words occur most often, each weighted by 1 / the number of languages
+    that have it. Texts with few of them, such as names of products, are taken for English; so are texts without Latin
+    words. Others follow, most texts first, if LEAST_TEXTS texts are in them, LEAST_SHARE_OF_ALL of all texts, and
+    LEAST_SHARE_OF_TEXTS of those whose language is certain; MAX_LANGUAGES in all. The language of a text is certain if
+    the weights of its function words are CERTAIN or more, and CERTAIN_RATIO times those of the next language.
 
     Args:
         texts: texts; the first DETECTED_CHARACTERS of each are read.
     """
-    counts = Counter(word for text in texts for word in _LATIN_WORD.findall(text[:DETECTED_CHARACTERS].lower()))
-    stemmed = set(languages())
+    n_texts, n_words, n_certain = 0, 0, 0
+    scores: Counter[str] = Counter()
+    certain: Counter[str] = Counter()
+    for text in texts:
+        words = _LATIN_WORD.findall(text[:DETECTED_CHARACTERS].lower())
+        of_text = _scores(words)
+        language = _certain_language(of_text)
+        n_texts += 1
+        n_words += len(words)
+        scores.update(of_text)
+        if language is not None:
+            n_certain += 1
+            certain[language] += 1
+    best = max(sorted(_stemmed()), key=lambda language: (scores[language], language == "english"))
+    main = best if scores[best] > LEAST_SHARE * n_words else "english"
+    least = max(LEAST_TEXTS, LEAST_SHARE_OF_TEXTS * n_certain, LEAST_SHARE_OF_ALL * n_texts)
+    others = [language for language, n in sorted(certain.items(), key=lambda item: (-item[1], item[0])) if n >= least]
+    return (main, *(language for language in others if language != main))[:MAX_LANGUAGES]
+
+
+def _scores(words: Sequence[str]) -> Counter[str]:
+    """Return the sum of the weights of each language's function words."""
+    scores: Counter[str] = Counter()
+    weights = _weights()
+    for word, count in Counter(words).items():
+        for language, weight in weights.get(word, ()):
+            scores[language] += count * weight  # type: ignore[assignment]
+    return scores
+
+
+def _certain_language(scores: Counter[str]) -> str | None:
+    """Return the language of a text; None if it has too few function words, or two languages are likely."""
+    (first, most), (_, next_most) = [*scores.most_common(2), ("", 0), ("", 0)][:2]
+    return first if most >= max(CERTAIN, CERTAIN_RATIO * next_most) else None
+
+
+@cache
+def _weights() -> dict[str, list[tuple[str, float]]]:
+    """Return the languages of each function word, with the weight that it has for them."""
     shared = Counter(word for words in FUNCTION_WORDS.values() for word in words)
-    scores = {
-        language: sum(counts[word] / shared[word] for word in sorted(words))
-        for language, words in FUNCTION_WORDS.items()
-        if language in stemmed
-    }
-    best = max(scores, key=lambda language: (scores[language], language == "english"))
-    return best if scores[best] > LEAST_SHARE * counts.total() else "english"
+    languages_of_word: dict[str, list[tuple[str, float]]] = {}
+    for language in sorted(_stemmed()):
+        for word in FUNCTION_WORDS[language]:
+            languages_of_word.setdefault(word, []).append((language, 1 / shared[word]))
+    return languages_of_word
+
+
+@cache
+def _stemmed() -> frozenset[str]:
+    return frozenset(languages()).intersection(FUNCTION_WORDS)

@@ -5,13 +5,16 @@ adjacent characters, and each Han character alone, because many of them are word
 Every other run of letters, digits and their combining marks is a word. It is normalized (NFKC, lower case, decimal
 digits as 0-9), and its first letter tells the script, which tells what is stripped, stemmed and folded:
 
-    Latin        Snowball stem of the collection's main language; accents folded where `FOLDED` names the language
+    Latin        Snowball stem of the collection's language; accents folded where `FOLDED` names the language
     Cyrillic     ё as е, no stress marks; Russian stem
     Greek        Greek stem, no accents
     Arabic       no vowel marks, no tatweel, one form of alef, yeh, kaf and teh marbuta; Arabic stem
     Hebrew       no points; final letters as plain ones
     Devanagari, Tamil, Armenian: the stem of Hindi, Tamil, Armenian
     others       unchanged
+
+A collection may have several languages of the Latin script. Then the stem of a word is stemmed again for each further
+language, so a word has one term whatever language it is in. Its main language tells about stop words and accents.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import unicodedata
 from collections.abc import Callable
 from functools import cache, lru_cache
 from itertools import pairwise
+from typing import TypeAlias
 
 from lightir.words.stems import ENGLISH_STOP_WORDS, stem
 
@@ -31,6 +35,9 @@ _SOUTHEAST_ASIAN = "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ecd\u0edc-\u0edf\u1000-\
 UNSPACED = f"\u3005\u3007{HAN}{_KANA}{_HANGUL}{_SOUTHEAST_ASIAN}"
 """Characters of scripts that put no blanks between words, or whose words have many endings, for a regular expression.
 """
+
+Languages: TypeAlias = tuple[str, ...]
+"""Snowball's names of the languages of a collection's Latin words, the main one first."""
 
 FOLDED = frozenset(
     """basque catalan dutch english esperanto french german indonesian irish italian polish portuguese romanian
@@ -76,20 +83,20 @@ def word_pattern() -> re.Pattern[str]:
     return re.compile(rf"(?:[^\W{UNSPACED}]|(?![{UNSPACED}])[{marks()}])+")
 
 
-def terms_of_run(language: str, run: str) -> tuple[str, ...]:
+def terms_of_run(languages: Languages, run: str) -> tuple[str, ...]:
     """Return the terms of one run in lower case.
 
     Args:
-        language: Snowball's name of the language whose stemmer Latin words get.
+        languages: languages whose stemmers Latin words get.
         run: one of `runs`.
     """
-    return _unspaced_terms(run) if is_unspaced(run[0]) else terms_of_word(language, run)
+    return _unspaced_terms(run) if is_unspaced(run[0]) else terms_of_word(languages, run)
 
 
-def plain(language: str, word: str) -> str:
+def plain(languages: Languages, word: str) -> str:
     """Return a word without marks that its term lacks, but not stemmed."""
     word = _normalized(word)
-    if language in FOLDED or "LATIN" not in unicodedata.name(word[:1] or " "):
+    if languages[0] in FOLDED or "LATIN" not in unicodedata.name(word[:1] or " "):
         word = _without_accents(_without_marks_alone(word))
     return word.translate(_ARABIC_LETTERS).translate(_ARABIC_FORMS).translate(_HEBREW_FINALS).replace("ё", "е")
 
@@ -101,15 +108,15 @@ def _unspaced_terms(run: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=2**18)
-def terms_of_word(language: str, word: str) -> tuple[str, ...]:
+def terms_of_word(languages: Languages, word: str) -> tuple[str, ...]:
     """Return the terms of a run in lower case that is no run of an unspaced script; one at most if it is ASCII."""
     if len(word) < 2:
         return ()
     if word.isascii():
-        return _kept(_latin(language, word))
+        return _kept(_latin(languages, word))
     terms: list[str] = []
     for run in runs(_normalized(word)):  # compatibility forms may stand for several words, or for another script
-        terms += _unspaced_terms(run) if is_unspaced(run[0]) else _kept(_by_script(language, run))
+        terms += _unspaced_terms(run) if is_unspaced(run[0]) else _kept(_by_script(languages, run))
     return tuple(terms)
 
 
@@ -121,21 +128,23 @@ def _kept(term: str) -> tuple[str, ...]:
     return (term,) if len(term) >= 2 else ()
 
 
-def _by_script(language: str, word: str) -> str:
+def _by_script(languages: Languages, word: str) -> str:
     script = next((unicodedata.name(character, "").split(" ")[0] for character in word if character.isalpha()), "")
     if script == "LATIN":
-        return _latin(language, word)
+        return _latin(languages, word)
     return _BY_SCRIPT[script](word) if script in _BY_SCRIPT else word
 
 
-def _latin(language: str, word: str) -> str:
+def _latin(languages: Languages, word: str) -> str:
     """Return the term of a word in Latin letters; "" for a stop word."""
     word = word if word.isascii() else word.replace("i\u0307", "i")  # the lower case of the Turkish capital
-    if language == "english":
+    if languages[0] == "english":
         word = _without_accents(word)
-        return "" if word in ENGLISH_STOP_WORDS else stem(language, word)
-    stemmed = stem(language, word)
-    return _without_accents(stemmed) if language in FOLDED else stemmed
+        if word in ENGLISH_STOP_WORDS:
+            return ""
+    for language in languages:
+        word = stem(language, word)
+    return _without_accents(word) if languages[0] in FOLDED else word
 
 
 def _without_accents(word: str) -> str:
