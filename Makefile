@@ -27,7 +27,7 @@ export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
 .PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters wheel lock \
-	test-native test-threads fuzz check licenses audit bench docs wheel-check clean
+	test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
 
 setup: $(STAMP)
 
@@ -162,6 +162,7 @@ lock: $(UV)
 	$(LOCK) --python-version 3.11 -o requirements/models.lock --no-deps requirements/models.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/build.lock requirements/build.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/audit.lock requirements/audit.in
+	$(LOCK) --universal --python-version 3.11 -o requirements/site.lock requirements/site.in
 	$(LOCK) --python-version 3.11 --python-platform linux -o requirements/torch-cuda.lock requirements/torch.in
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		--no-emit-package torch --all-extras -o requirements/dev.lock pyproject.toml
@@ -264,6 +265,18 @@ bench: setup | $(UV)
 
 docs: setup
 	$(BIN)/python docs/generate.py
+
+# The documentation site in build/site/html; fails at a link without a target.
+SITE_BIN := build/site-tools/bin
+$(SITE_BIN)/zensical: requirements/site.lock | $(UV)
+	rm -rf build/site-tools
+	$(PYTHON) -m venv build/site-tools
+	$(call install,build/site-tools,$<)
+	touch $@
+
+site: $(SITE_BIN)/zensical
+	$(SITE_BIN)/python docs/build_site.py
+	@echo "open build/site/html/index.html"
 
 clean:
 	rm -rf build $(VENV)

@@ -99,3 +99,11 @@ def test_the_readme_names_every_step() -> None:
     shown = {words_of(line)[1] for line in shell_lines(ROOT / "README.md") if line.startswith("lightir ")}
     assert {"demo", "encode", "index", "search", "add", "worker", "evaluate", "distill", "train", "cache"} <= shown
     assert shown <= set(COMMANDS)
+
+
+def test_the_site_has_every_page_once() -> None:
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    adapters = {"packages/langchain-lightir", "packages/llama-index-retrievers-lightir", "packages/lightir-haystack"}
+    pages = {page.relative_to(ROOT).as_posix() for page in [*PAGES, *ROOT.glob("packages/*/README.md")]}
+    left_out = {"docs/results", *adapters}
+    assert sorted(listed) == sorted(page for page in pages if page.rpartition("/")[0] not in left_out)

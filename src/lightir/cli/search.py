@@ -454,7 +454,7 @@ def no_good_match(searcher: Searcher, hits: Sequence[Hit], options: SearchOption
 
     if options.min_score is not None:
         return [] if hits else [f"no good match: no document has a score of {options.min_score:g} or more"]
-    weak = hits and hits[0].branches and hits[0].score < NO_MATCH_SCORE
+    weak = hits and hits[0].branches and not hits[0].pending and hits[0].score < NO_MATCH_SCORE
     if not weak or searcher.prepare(options).plan.fusion.method != "absolute":
         return []
     return [
