@@ -17,7 +17,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "build" / "site"
 PUBLISHED = (
-    *("*.md", "LICENSE", "pyproject.toml", "docs/**/*", "examples/**/*", "recipes/**/*", "bench/*.py", "requirements/*"),
+    *(
+        "*.md",
+        "LICENSE",
+        "pyproject.toml",
+        "docs/**/*",
+        "examples/**/*",
+        "recipes/**/*",
+        "bench/*.py",
+        "requirements/*",
+    ),
     *("packages/*/README.md", "src/lightir/**/*", "native/*", "tests/**/README.md", "tests/**/test_*.py"),
 )
 LEFT_OUT = {"__pycache__"}
