@@ -26,6 +26,7 @@ class Metrics:
             "pending_documents": lambda: service.index.view.n_pending,
             "segments": lambda: len(service.index.view.segments),
             "generation": lambda: service.index.view.generation,
+            "serves_newest_state": lambda: service.problem is None,
             "waiting_writes": lambda: 0 if service.writes is None else len(service.writes),
         }
         for name, read in gauges.items():
