@@ -171,6 +171,7 @@ lock: $(UV)
 	$(LOCK) --python-version 3.11 --python-platform linux -c requirements/dev.lock -o requirements/run.lock pyproject.toml
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		-c requirements/dev.lock --no-emit-package torch --extra train -o requirements/encode.lock pyproject.toml
+	$(LOCK) --universal --python-version 3.11 -c requirements/dev.lock --extra serve -o requirements/serve.lock pyproject.toml
 	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
 	$(foreach adapter,$(ADAPTERS),$(call lock_adapter,$(adapter)))

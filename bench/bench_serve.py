@@ -3,9 +3,15 @@
 A data set is indexed by its words. The table shows the CPU time per query in milliseconds: `search` (ids and scores),
 `hits` (with titles, snippets and metadata), and what hits spend on reading documents and on snippets. Then the service
 and a bare ASGI app, which answers with as many bytes, are processes of their own, and this one sends them the queries
-over one connection. Their CPU time is that of their process, system included.
+over one connection. Their CPU time is that of their process, system included. "in between" is the CPU time of the
+search in Python if a request to the bare app comes before each, which empties the processor's caches as a client does.
+
+With --load, wrk sends dense searches over several connections: to the service with one process and with several, to
+the bare app, and to Chroma's server if it is installed, which gets vectors where the service gets texts. All have the
+same random vectors, so that hits mean nothing.
 
     python bench/bench_serve.py --dataset medquad/
+    python bench/bench_serve.py --dataset medquad/ --load 10
 """
 
 from __future__ import annotations
@@ -22,16 +28,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from lightir.addresses import resolve_query_encoder
 from lightir.data import Dataset
 from lightir.index import Index, build_index, document_shards
+from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher, SearchOptions
 from lightir.search.snippets import snippets
+from lightir.shards import Shard
 from origin import print_origin
+from serve_load import chroma, is_available, loaded
 
 SMALLEST = "--dataset {data}/tiny --queries 5 --requests 20"
 BY_SYNTAX = SearchOptions(syntax=True)
@@ -125,6 +134,20 @@ def served_ms(pid: int, address: str, bodies: Sequence[bytes], n_requests: int) 
     return cpu, statistics.median(taken), float(np.percentile(taken, 99)), size
 
 
+def between_ms(address: str, bodies: Sequence[bytes], queries: Sequence[str], call: Callable[[str], object]) -> float:
+    """Return the CPU time per call if a request to a server precedes each."""
+    connection = http.client.HTTPConnection(address)
+    taken = 0.0
+    for body, query in zip(bodies, queries, strict=True):
+        connection.request("POST", "/v1/search", body, {"content-type": "application/json"})
+        connection.getresponse().read()
+        start = time.thread_time()
+        call(query)
+        taken += time.thread_time() - start
+    connection.close()
+    return taken * 1000 / len(queries)
+
+
 def process_cpu_s(pid: int) -> float:
     """Return the CPU time of a process, its threads and the system's work for it."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -137,29 +160,87 @@ def main() -> None:
     parser.add_argument("--dataset", type=Path, required=True, help="BEIR folder")
     parser.add_argument("--queries", type=int, default=600, help="number of queries")
     parser.add_argument("--requests", type=int, default=5000, help="number of requests per server")
+    parser.add_argument("--load", type=int, default=0, metavar="S", help="seconds of load per server (default: none)")
+    parser.add_argument("--connections", type=int, default=32, help="number of connections of the load")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes under load")
+    parser.add_argument("--chroma", default="chroma", help="command of Chroma's server")
     args = parser.parse_args()
     print_origin()
     dataset = Dataset.open(args.dataset)
     queries = [query.text for query in dataset.queries()][: args.queries]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "index"
-        build_index(document_shards(dataset.corpus()), folder, progress=False)
-        figures = library_figures(folder, queries)
-        for name, value in figures.items():
-            print(f"{name:<16} {value:8.3f} ms of CPU")
-        measure_servers(folder, queries, args.requests)
+        if not args.load:
+            build_index(document_shards(dataset.corpus()), folder, progress=False)
+            for name, value in library_figures(folder, queries).items():
+                print(f"{name:<16} {value:8.3f} ms of CPU")
+        if args.load:
+            measure_load(dataset, queries, args)
+        else:
+            measure_servers(folder, queries, args.requests)
 
 
 def measure_servers(folder: Path, queries: Sequence[str], n_requests: int) -> None:
     """Print the figures of the service, for hits and for ids, and of the bare app."""
-    forms: dict[str, dict[str, Any]] = {"service, hits": {}, "service, ids": {"ids_only": True}}
-    size = 0
-    for name, options in forms.items():
-        bodies = [json.dumps({"query": query, **options}).encode() for query in queries]
-        with running(["-m", "lightir", "serve", str(folder), "--port", "0", "--read-only"]) as (pid, address):
-            size = show(name, served_ms(pid, address, bodies, n_requests))
-        with running(["-c", BARE, str(size)]) as (pid, address):
-            show(f"  bare, {size} bytes", served_ms(pid, address, bodies, n_requests))
+    with Index.open(folder) as index:
+        searcher = Searcher(index)
+        calls: dict[str, Callable[[str], object]] = {
+            "hits": lambda query: searcher.hits(query, 10, BY_SYNTAX),
+            "ids": lambda query: searcher.search([query], 10, BY_SYNTAX),
+        }
+        for name, call in calls.items():
+            measure_form(name, folder, queries, n_requests, call)
+
+
+def measure_form(
+    name: str, folder: Path, queries: Sequence[str], n_requests: int, call: Callable[[str], object]
+) -> None:
+    """Print the figures of the service and the bare app for hits or for ids, and of the same search in Python."""
+    bodies = [json.dumps({"query": query, "ids_only": name == "ids"}).encode() for query in queries]
+    with running(["-m", "lightir", "serve", str(folder), "--port", "0", "--read-only"]) as (pid, address):
+        size = show(f"service, {name}", served_ms(pid, address, bodies, n_requests))
+    with running(["-c", BARE, str(size)]) as (pid, address):
+        show(f"  bare, {size} bytes", served_ms(pid, address, bodies, n_requests))
+        for query in queries:
+            call(query)
+        print(f"{'  in between':<20} {between_ms(address, bodies, queries, call):8.3f} ms of CPU")
+
+
+def measure_load(dataset: Dataset, queries: Sequence[str], args: argparse.Namespace) -> None:
+    """Print requests a second, percentiles and CPU time of each server under load."""
+    if not is_available("wrk"):
+        sys.exit("--load requires wrk")
+    documents = list(dataset.corpus())
+    rng = np.random.default_rng(0)
+    encoder = resolve_query_encoder("minilm")
+    dim = CachedQueryEncoder.load(encoder).encode(["x"]).dense.shape[1]
+    vectors = rng.standard_normal((len(documents), dim)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    print(f"{len(documents):,} documents, {dim} dimensions, {args.connections} connections, {args.load} s")
+    print(f"{'server':<28} {'requests/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'CPU ms':>8}")
+
+    def show_load(name: str, pid: int, address: str, path: str, bodies: Sequence[bytes]) -> None:
+        load = loaded(pid, address, path, bodies, seconds=args.load, connections=args.connections)
+        figures = f"{load.per_second:10,.0f} {load.p50_ms:8.2f} {load.p99_ms:8.2f} {load.cpu_ms:8.3f}"
+        print(f"{name:<28} {figures}", flush=True)
+
+    asked = {"k": 10, "mode": "dense", "ids_only": True}
+    bodies = [json.dumps({"query": query, **asked}).encode() for query in queries]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "index"
+        shard = Shard(documents, vectors.astype(np.float16), None)
+        build_index([shard], folder, query_encoder=encoder, progress=False)
+        for n_processes in sorted({1, args.processes}):
+            command = ["-m", "lightir", "serve", str(folder), "--port", "0", "--processes", str(n_processes)]
+            with running(command) as (pid, address):
+                show_load(f"lightir, {n_processes} process(es)", pid, address, "/v1/search", bodies)
+    with running(["-c", BARE, "600"]) as (pid, address):
+        show_load("bare app", pid, address, "/v1/search", bodies)
+    if is_available(args.chroma):
+        rows = rng.standard_normal((len(queries), dim)).astype(np.float32)
+        asked_rows = ({"query_embeddings": [row], "n_results": 10, "include": ["distances"]} for row in rows.tolist())
+        with chroma(args.chroma, documents, vectors) as (pid, address, path):
+            show_load("Chroma, vectors given", pid, address, path, [json.dumps(body).encode() for body in asked_rows])
 
 
 def show(name: str, figures: tuple[float, float, float, int]) -> int:

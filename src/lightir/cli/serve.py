@@ -27,6 +27,7 @@ EXAMPLES = """
   lightir serve index
   lightir serve handbook/ --watch
   lightir serve index --port 9000 --read-only
+  lightir serve index --processes 4
   lightir key keys.json --name app
   lightir serve index --host 0.0.0.0 --keys keys.json --allow-host search.example.org
 """
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--read-only", action="store_true", help="refuse all changes, as for a folder of files")
     add_folder(parser.add_argument_group("folder of files"))
     add_access(parser.add_argument_group("access"))
+    parser.add_argument(
+        "--processes", type=positive, default=1, metavar="N", help="number of processes that answer (default 1)"
+    )
     limits = parser.add_argument_group("limits")
     add_request_limits(limits)
     limits.add_argument(
@@ -137,7 +141,9 @@ def run(args: argparse.Namespace) -> None:
     """Serve until a signal comes."""
     from lightir.errors import MissingExtra
 
-    options = dataclasses.replace(service_options(args), read_only=args.read_only, max_writes=args.max_writes)
+    options = dataclasses.replace(
+        service_options(args), read_only=args.read_only, max_writes=args.max_writes, processes=args.processes
+    )
     try:
         from lightir.serve.server import serve
     except ModuleNotFoundError as error:

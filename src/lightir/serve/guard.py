@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lightir.serve.api_keys import ApiKeys, Role
+from lightir.serve.forwarding import JOBS, METRICS
 from lightir.serve.metrics import Metrics
 from lightir.serve.problems import RETRY_AFTER_S, Problem
 from lightir.serve.serve_options import LOCAL_HOSTS, MAX_JSON_DEPTH, ServeOptions
@@ -26,6 +27,9 @@ STREAMED = "/v1/bulk"
 
 MCP_PATH = "/mcp"
 """Path of the Model Context Protocol, whose tools read only."""
+
+FORWARDED = "forwarded"
+"""Route under which a process counts requests that another one answers and counts too."""
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths that need no key, and are answered under any load."""
@@ -79,6 +83,7 @@ class Guard:
         keys: ApiKeys | None,
         metrics: Metrics,
         fast: Mapping[str, FastRoute] | None = None,
+        forward: ASGIApp | None = None,
     ) -> None:
         """Put the gate in front of an app.
 
@@ -89,12 +94,14 @@ class Guard:
             options: limits and allowed hosts.
             keys: accepted keys; None if no request needs one.
             metrics: metrics to count in.
+            forward: app of another process that answers requests for changes, jobs and metrics; None if this does.
         """
         self._app = app
         self._options = options
         self._keys = keys
         self._metrics = metrics
         self._fast = dict(fast or {})
+        self._forward = forward
         self._hosts = frozenset({*LOCAL_HOSTS, options.host.lower(), *(host.lower() for host in options.allow_hosts)})
         self._running = 0
 
@@ -145,7 +152,10 @@ class Guard:
                         await _send_json(answer, send)
                         return
                 receive = _replay(body, receive)
-            await self._app(scope, receive, send)
+            app = self._app
+            if self._forward is not None and is_forwarded(scope["method"], scope["path"]):
+                scope["answered"], app = FORWARDED, self._forward
+            await app(scope, receive, send)
         finally:
             self._running -= 1
 
@@ -241,6 +251,11 @@ class Guard:
 def required_role(method: str, path: str) -> Role:
     """Return the role that a request needs; "write" for whatever is not known to change nothing."""
     return "read" if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and path in READS) else "write"
+
+
+def is_forwarded(method: str, path: str) -> bool:
+    """Return whether the process that commits changes must answer a request."""
+    return required_role(method, path) == "write" or path == METRICS or path.startswith(JOBS)
 
 
 def needs_no_key(method: str, path: str) -> bool:

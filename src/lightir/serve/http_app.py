@@ -23,6 +23,7 @@ from lightir.serve.context import Context
 from lightir.serve.document_routes import document_routes
 from lightir.serve.embedding_routes import embedding_routes
 from lightir.serve.fast_routes import fast_routes
+from lightir.serve.forwarding import Forwarder
 from lightir.serve.guard import Guard
 from lightir.serve.lane import Lane
 from lightir.serve.metrics import Metrics
@@ -38,6 +39,9 @@ DESCRIPTION = """\
 Semantic search without a model at query time. Errors are problem details (RFC 9457). Documents that a request adds are
 searchable and durable when it is answered.
 """
+ANSWER_MARGIN_S = 5.0
+"""Time that the process which commits changes has to answer beyond the limits for its answers."""
+
 MAX_SHOWN_ERRORS = 20
 _TYPE_NAME = re.compile(r"[\[(]|^(str|constrained-str|function-.*)$")
 
@@ -79,7 +83,13 @@ def create_app(service: SearchService, keys: ApiKeys | None = None) -> FastAPI:
     for router in routers:
         app.include_router(router)
     _handle_errors(app, context.metrics, [route for router in routers for route in router.routes])
-    app.add_middleware(Guard, options=options, keys=keys, metrics=context.metrics, fast=fast_routes(context))
+    forward = None
+    if service.member is not None and not service.member.commits_changes:
+        answer_s = options.timeout_s + options.lock_s + ANSWER_MARGIN_S
+        forward = Forwarder(service.member.socket_path, answer_s=answer_s)
+    app.add_middleware(
+        Guard, options=options, keys=keys, metrics=context.metrics, fast=fast_routes(context), forward=forward
+    )
     if options.allow_origins:
         app.add_middleware(
             CORSMiddleware,

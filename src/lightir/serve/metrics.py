@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from lightir.serve.service import SearchService
 
@@ -14,6 +19,7 @@ class Metrics:
 
     def __init__(self, service: SearchService) -> None:
         """Count from zero."""
+        self._service = service
         self._registry = CollectorRegistry()
         labels = ("method", "route", "status")
         self._seconds = Histogram(
@@ -21,16 +27,6 @@ class Metrics:
         )
         self._known: dict[tuple[str, str, int], Histogram] = {}
         self._refused = Counter("lightir_refused", "Requests refused for a limit", ("reason",), registry=self._registry)
-        gauges = {
-            "documents": lambda: len(service.index),
-            "pending_documents": lambda: service.index.view.n_pending,
-            "segments": lambda: len(service.index.view.segments),
-            "generation": lambda: service.index.view.generation,
-            "waiting_writes": lambda: 0 if service.writes is None else len(service.writes),
-        }
-        for name, read in gauges.items():
-            gauge = Gauge(f"lightir_{name}", name.replace("_", " "), registry=self._registry)
-            gauge.set_function(read)
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request."""
@@ -45,5 +41,33 @@ class Metrics:
         self._refused.labels(reason).inc()
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        """Return all metrics in Prometheus' text format; those of all processes if the service has several."""
+        counted, member = self._registry, self._service.member
+        if member is not None:
+            counted = CollectorRegistry()
+            MultiProcessCollector(counted, path=str(member.metrics_folder))  # type: ignore[no-untyped-call]
+        state = CollectorRegistry()
+        state.register(_State(self._service))
+        return generate_latest(counted) + generate_latest(state)
+
+
+class _State(Collector):
+    """The state of the index when it is asked for."""
+
+    def __init__(self, service: SearchService) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield a gauge per number."""
+        service = self._service
+        view = service.index.view
+        gauges = {
+            "documents": len(service.index),
+            "pending_documents": view.n_pending,
+            "segments": len(view.segments),
+            "generation": view.generation,
+            "serves_newest_state": int(service.problem is None),
+            "waiting_writes": 0 if service.writes is None else len(service.writes),
+        }
+        for name, value in gauges.items():
+            yield GaugeMetricFamily(f"lightir_{name}", name.replace("_", " "), value)

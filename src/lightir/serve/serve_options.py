@@ -32,6 +32,8 @@ MAX_DOCUMENTS = 1000
 MAX_JSON_DEPTH = 64
 """Maximum number of levels of a JSON body."""
 
+MAX_PROCESSES = 256
+
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -54,9 +56,11 @@ class ServeOptions:
         refresh_s: time between looks for changes that other processes made.
         lock_s: maximum time that changes wait for another writer of the index.
         threads: number of threads for slow searches.
+        processes: number of processes that answer; limits hold for each of them.
 
     Raises:
-        InvalidInput: a port above 65,535, a limit below 1, or an address that is not loopback without keys.
+        InvalidInput: a port above 65,535, a limit below 1, more than MAX_PROCESSES processes, or an address that is
+            not loopback without keys.
     """
 
     host: str = "127.0.0.1"
@@ -73,13 +77,16 @@ class ServeOptions:
     refresh_s: float = 0.5
     lock_s: float = 10.0
     threads: int = 4
+    processes: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise InvalidInput(f"port is {self.port}; expected 0 to 65,535")
-        for name in ("max_body_bytes", "max_requests", "max_writes", "threads"):
+        for name in ("max_body_bytes", "max_requests", "max_writes", "threads", "processes"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} is {getattr(self, name)!r}; expected at least 1")
+        if self.processes > MAX_PROCESSES:
+            raise InvalidInput(f"processes is {self.processes}; expected at most {MAX_PROCESSES}")
         for name in ("timeout_s", "refresh_s", "lock_s"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)!r}; expected more than 0 seconds")

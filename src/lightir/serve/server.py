@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from lightir.errors import StorageError
 from lightir.serve.api_keys import ApiKeys
 from lightir.serve.folder_index import FolderOptions
 from lightir.serve.http_app import create_app
+from lightir.serve.listening import address_of, listen
+from lightir.serve.member import Member
+from lightir.serve.process_group import Processes
 from lightir.serve.serve_options import ServeOptions
 from lightir.serve.targets import opened
 
@@ -46,6 +48,9 @@ def serve(
         StorageError: the address cannot be listened on.
         FormatError: a file of the index or of keys is damaged.
     """
+    if options.processes > 1:
+        Processes(target, options, folder or FolderOptions(), started, say).run()
+        return
     keys = None if options.keys is None else ApiKeys.load(options.keys)
     with opened(target, options, folder or FolderOptions(), say=say) as (service, follow):
 
@@ -54,6 +59,41 @@ def serve(
             follow()
 
         run_app(create_app(service, keys), options, started=tell)
+
+
+def serve_member(
+    member: Member,
+    target: Path,
+    options: ServeOptions,
+    *,
+    folder: FolderOptions,
+    sockets: Sequence[socket.socket],
+    started: Callable[[], None],
+    say: Callable[[str], None],
+) -> None:
+    """Serve in one of several processes until SIGINT or SIGTERM.
+
+    Args:
+        member: this process.
+        target: index folder, or folder of files.
+        options: options and limits.
+        folder: how a folder of files is served; the process that commits changes follows the files.
+        sockets: sockets that listen.
+        started: function that is called once connections are accepted.
+        say: function that is called with messages about the files of a folder.
+
+    Raises:
+        LightirError: the errors of `serve`.
+    """
+    keys = None if options.keys is None else ApiKeys.load(options.keys)
+    with opened(target, options, folder, say=say, member=member) as (service, follow):
+
+        def tell() -> None:
+            started()
+            if member.commits_changes:
+                follow()
+
+        _run_until_signal(create_app(service, keys), sockets, tell, STOP_S)
 
 
 def run_app(app: ASGIApp, options: ServeOptions, *, started: Callable[[str], None], stop_s: int = STOP_S) -> None:
@@ -68,7 +108,11 @@ def run_app(app: ASGIApp, options: ServeOptions, *, started: Callable[[str], Non
     Raises:
         StorageError: the address cannot be listened on.
     """
-    listening = _listen(options.host, options.port)
+    listening = listen(options.host, options.port)
+    _run_until_signal(app, [listening], lambda: started(address_of(listening)), stop_s)
+
+
+def _run_until_signal(app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], stop_s: int) -> None:
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -79,29 +123,15 @@ def run_app(app: ASGIApp, options: ServeOptions, *, started: Callable[[str], Non
         timeout_graceful_shutdown=stop_s,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(uvicorn.Server(config), listening, started))
+        runner.run(_run(uvicorn.Server(config), sockets, started))
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.socket(family)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-    except OSError as error:
-        raise StorageError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another address with --host and --port"
-        ) from error
-    return listening
-
-
-async def _run(server: uvicorn.Server, listening: socket.socket, started: Callable[[str], None]) -> None:
-    running = asyncio.create_task(server.serve([listening]))
+async def _run(server: uvicorn.Server, sockets: Sequence[socket.socket], started: Callable[[], None]) -> None:
+    running = asyncio.create_task(server.serve([*sockets]))
     while not server.started and not running.done():
         await asyncio.sleep(0.01)
     if server.started:
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked at again, which takes longer than a search
-        host, port = listening.getsockname()[:2]
-        started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        started()
     await running

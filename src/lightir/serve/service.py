@@ -16,6 +16,7 @@ from lightir.index import Index, normalized
 from lightir.pending.demand import Demand
 from lightir.search import PageOptions, Searcher, SearchOptions
 from lightir.search.hit_json import hit_json
+from lightir.serve.member import CommitCounter, Member
 from lightir.serve.schemas import ExplainRequest, RankingBody, SearchRequest
 from lightir.serve.serve_options import ServeOptions
 from lightir.serve.writing import WriteQueue
@@ -30,16 +31,21 @@ class SearchService:
         folder: index folder.
         options: options and limits.
         source: folder whose files are the documents; None if the index has documents of its own.
-        writes: queue of changes; None if the service is read-only, or serves a folder's files.
+        member: this process; None if the service has one alone.
+        writes: queue of changes; None if the service is read-only, serves a folder's files, or has another process
+            that commits changes.
     """
 
-    def __init__(self, folder: Path, options: ServeOptions, *, source: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, options: ServeOptions, *, source: Path | None = None, member: Member | None = None
+    ) -> None:
         """Open an index.
 
         Args:
             folder: index folder.
             options: options and limits.
             source: folder whose files are the documents, which are changed there.
+            member: this process, if the service has several.
 
         Raises:
             NotFound: the folder is not an index.
@@ -48,15 +54,18 @@ class SearchService:
         self.folder = folder
         self.options = options
         self.source = source
+        self.member = member
+        self._commits = None if member is None else CommitCounter(member.counter_path)
+        self._known_commits = 0 if self._commits is None else self._commits.value
         self._index = Index.open(folder)
         self._demand = None if options.read_only and source is None else Demand(folder)
         self._searcher = Searcher(self._index, demand=self._demand)
         self._refreshing = threading.Lock()
         self._problem: str | None = None
         self.writes: WriteQueue | None = None
-        if not options.read_only and source is None:
+        if not self.is_read_only and (member is None or member.commits_changes):
             self.writes = WriteQueue(
-                folder, max_waiting=options.max_writes, lock_s=options.lock_s, committed=self.refresh
+                folder, max_waiting=options.max_writes, lock_s=options.lock_s, committed=self._show_commit
             )
 
     def close(self) -> None:
@@ -69,13 +78,20 @@ class SearchService:
 
     @property
     def searcher(self) -> Searcher:
-        """The searcher of the newest state that was opened."""
+        """The searcher of the newest state that was opened, and of what any process has committed."""
+        self._catch_up()
         return self._searcher
 
     @property
     def index(self) -> Index:
-        """The index."""
+        """The index, with what any process has committed."""
+        self._catch_up()
         return self._index
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether no process of the service takes changes."""
+        return self.options.read_only or self.source is not None
 
     @property
     def problem(self) -> str | None:
@@ -102,6 +118,18 @@ class SearchService:
             self._problem = None
             return changed
 
+    def _show_commit(self) -> None:
+        """Open the state that was committed, here and then in the other processes."""
+        self.refresh()
+        if self._commits is not None:
+            self._commits.increase()
+
+    def _catch_up(self) -> None:
+        """Open the newest state if another process has committed it."""
+        if self._commits is not None and (number := self._commits.value) != self._known_commits:
+            self.refresh()
+            self._known_commits = number
+
     # Searches
 
     def search(self, asked: SearchRequest) -> dict[str, Any]:
@@ -119,7 +147,7 @@ class SearchService:
 
     def _rankings(self, queries: Sequence[str], k: int, options: SearchOptions) -> list[dict[str, Any]]:
         started = time.perf_counter()
-        searcher = self._searcher
+        searcher = self.searcher
         rankings = searcher.search(list(queries), k, options).values()
         took_ms = _milliseconds(started)
         return [
@@ -139,7 +167,7 @@ class SearchService:
         if asked.ids_only and not asked.pages:
             return self._rankings([query], asked.k, options)[0]
         started = time.perf_counter()
-        searcher = self._searcher
+        searcher = self.searcher
         mode = options.mode or searcher.default_mode
         answer: dict[str, Any] = {"query": query, "mode": mode, "took_ms": 0.0}
         hits: list[Hit]
@@ -164,7 +192,7 @@ class SearchService:
             InvalidInput: bad arguments, or a document that does not match the filter.
         """
         try:
-            explanation = self._searcher.explain(asked.query, asked.doc_id, ranking_options(asked))
+            explanation = self.searcher.explain(asked.query, asked.doc_id, ranking_options(asked))
         except NotFound:  # its message names the folder
             raise NotFound(f"there is no document {asked.doc_id!r}") from None
         return {"query": asked.query, **asdict(explanation)}
@@ -173,7 +201,7 @@ class SearchService:
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
         """Return the documents with the given ids, in that order; ids without a document are omitted."""
-        return [*self._index.get(doc_ids).values()]
+        return [*self.index.get(doc_ids).values()]
 
     def document(self, doc_id: str) -> Document:
         """Return a document.
@@ -188,7 +216,7 @@ class SearchService:
 
     def info(self) -> dict[str, Any]:
         """Return counts, sizes, branches, fields and the contract of the index."""
-        return asdict(self._index.info())
+        return asdict(self.index.info())
 
     # Query vectors
 
@@ -202,7 +230,7 @@ class SearchService:
         Raises:
             InvalidInput: the index has no dense branch, or `dimensions` is above its width.
         """
-        encoder = self._searcher.encoder
+        encoder = self.searcher.encoder
         vectors = None if encoder is None else encoder.encode(texts).dense
         if vectors is None:
             raise InvalidInput(
@@ -220,7 +248,7 @@ class SearchService:
         Raises:
             InvalidInput: the index has no sparse branch.
         """
-        encoder = self._searcher.encoder
+        encoder = self.searcher.encoder
         vectors = None if encoder is None else encoder.encode(texts).sparse
         if vectors is None:
             raise InvalidInput(

@@ -45,7 +45,7 @@ def status_routes(context: Context) -> APIRouter:
                 "version": __version__,
                 "index": service.folder.name,
                 "model": service.model_name,
-                "read_only": service.writes is None,
+                "read_only": service.is_read_only,
                 "role": request.scope["role"],
                 "default_mode": service.searcher.default_mode,
                 **described,

@@ -9,13 +9,19 @@ from pathlib import Path
 from lightir.errors import InvalidInput, NotFound
 from lightir.serve.folder_follower import FolderFollower
 from lightir.serve.folder_index import FolderOptions, is_index, prepare_index
+from lightir.serve.member import Member
 from lightir.serve.serve_options import ServeOptions
 from lightir.serve.service import SearchService
 
 
 @contextmanager
 def opened(
-    target: Path, options: ServeOptions, folder: FolderOptions, *, say: Callable[[str], None]
+    target: Path,
+    options: ServeOptions,
+    folder: FolderOptions,
+    *,
+    say: Callable[[str], None],
+    member: Member | None = None,
 ) -> Iterator[tuple[SearchService, Callable[[], None]]]:
     """Yield the service of an index or a folder of files, and a function that starts to follow the files; close both.
 
@@ -24,6 +30,7 @@ def opened(
         options: options of the service.
         folder: how a folder of files is served.
         say: function that is called with messages about the files.
+        member: this process, if the service has several.
 
     Raises:
         NotFound: there is no such path or model.
@@ -35,13 +42,13 @@ def opened(
     if is_index(target):
         if folder.index is not None or folder.model is not None or folder.watch or folder.delete_any:
             raise InvalidInput(f"{target} is an index; --index, --model, --watch and --yes require a folder of files")
-        service = SearchService(target, options)
+        service = SearchService(target, options, member=member)
         try:
             yield service, lambda: None
         finally:
             service.close()
         return
-    service = SearchService(prepare_index(target, folder), options, source=target.resolve())
+    service = SearchService(prepare_index(target, folder), options, source=target.resolve(), member=member)
     follower = FolderFollower(target, service, folder, say)
     try:
         yield service, follower.start
