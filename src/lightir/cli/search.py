@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from lightir.encode.model_search import ModelSearchOptions
     from lightir.index import Index
     from lightir.search import LateOptions, LateReport, LateSearcher, Searcher, SearchOptions
+    from lightir.search.external_vectors import GivenQueryVectors
     from lightir.types import Hit, Query, Run
 
 HELP = "search an index"
@@ -75,6 +76,7 @@ EXAMPLES = """
   lightir search index "rare words of a few documents" --fallback 0.3
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
+  lightir search index --queries queries.jsonl --query-vectors queries.npy -k 1000 --run out.trec
   lightir search index --queries nfcorpus/ --split test -k 1000 --run out.trec
   lightir search index --queries queries.jsonl -k 1000 --mode tokens --tokens dirichlet:2000 --run dirichlet.trec
 """
@@ -120,12 +122,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     queries.add_argument("--run", metavar="OUT", dest="run_file", help="TREC run file to write (- for stdout)")
     add_threads(queries)
+    _add_query_vectors(queries)
     _add_model(
         parser.add_argument_group(
             "models at query time",
             "for --rerank, --fallback and the modes beta, full, full-sparse and late; needs lightir[train], except for "
             "--fallback-url",
         )
+    )
+
+
+def _add_query_vectors(group: Arguments) -> None:
+    group.add_argument(
+        "--query-vectors",
+        metavar="FILE",
+        help="file of the queries' vectors, made by the model that made those of the documents: .npy with one row per "
+        "query of --queries, or Parquet, whose rows have query ids or are in the order of the queries; for QUERY a "
+        "file of one row. For an index of such vectors (lightir index --vectors)",
+    )
+    group.add_argument(
+        "--query-vector-ids",
+        metavar="FILE",
+        help="text file with the query's id for each row of a .npy file of --query-vectors, one per line (default: "
+        "rows are in the order of the queries)",
     )
 
 
@@ -218,6 +237,7 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error(
             "--doc-id and --run cannot be combined: --doc-id explains one document, --run writes rankings"
         )
+    check_query_vectors(args)
     check_model_arguments(args)
     check_page_arguments(args)
     from lightir.files import check_writable
@@ -247,7 +267,9 @@ def run(args: argparse.Namespace) -> None:
         elif needs_model(args.mode):
             searcher = load_model_search(index, args)
         else:
-            searcher = Searcher(index, with_fallback(index, encoder, args), task=args.task, threads=args.threads)
+            given = None if args.query_vectors is None else given_vectors(index, args)
+            queries = given or with_fallback(index, encoder, args)
+            searcher = Searcher(index, queries, task=args.task, threads=args.threads)
         if args.rerank is not None:
             late_search = load_reranker(searcher, args)
         searcher.synonyms = synonyms
@@ -308,6 +330,34 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         args.parser.error(
             "--doc-id cannot be combined with --rerank and --mode late; explain the document with --mode beta or full"
         )
+
+
+def check_query_vectors(args: argparse.Namespace) -> None:
+    """Refuse vectors of queries where queries are typed, or encoded by something else."""
+    if args.query_vectors is None:
+        if args.query_vector_ids is not None:
+            args.parser.error("--query-vector-ids requires --query-vectors")
+        return
+    one = args.query is not None and args.query != "-"
+    if not one and args.run_file is None:
+        args.parser.error("--query-vectors requires one QUERY, or --queries with --run")
+    others = {"--query-encoder": args.query_encoder, "--task": args.task, "--fallback": args.fallback}
+    if given := [name for name, value in others.items() if value is not None]:
+        args.parser.error(f"--query-vectors and {given[0]} exclude each other; the queries are encoded already")
+
+
+def given_vectors(index: Index, args: argparse.Namespace) -> GivenQueryVectors:
+    """Return the vectors of --query-vectors by query_id; that of QUERY is ""."""
+    from lightir.data import StoredVectors
+    from lightir.search.external_vectors import GivenQueryVectors
+
+    if index.contract is None:
+        raise InvalidInput(f"{args.index} has no vectors; --query-vectors requires an index of vectors")
+    stored = StoredVectors.read(args.query_vectors, ids=args.query_vector_ids)
+    query_ids = stored.ids
+    if query_ids is None or args.queries is None:
+        query_ids = [""] if args.queries is None else [query.query_id for query in given_queries(args)]
+    return GivenQueryVectors(index.contract, query_ids, stored.rows)
 
 
 def check_page_arguments(args: argparse.Namespace) -> None:
