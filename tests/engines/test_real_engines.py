@@ -17,13 +17,16 @@ import numpy as np
 import pytest
 
 import engine_suite as suite
+from fake_endpoint import DIM, text_vector
 from lightir.cli import main
 from lightir.engines import CollectionRecord, Engine, EngineAddress, EngineFailed, open_engine, push_index
 from lightir.engines.qdrant import Qdrant
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput
 from lightir.eval import read_run
 from lightir.index import Index
+from lightir.query import CachedQueryEncoder
 from small_collections import animal_shard, word_contract, word_table, write_folder
+from tiny_models import tiny_tokenizer
 
 pytestmark = [
     pytest.mark.skipif(
@@ -31,6 +34,7 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore"),  # the clients' own
 ]
+WORDS = ["river", "stone", "cloud", "engine", "violin", "harbor", "planet", "copper", "meadow", "lantern"]
 KINDS = ("qdrant-edge", "qdrant-local", "postgresql", "milvus")
 
 
@@ -201,3 +205,82 @@ def test_the_commands_push_and_search_by_an_address(
     assert len(read_run(tmp_path / "run")) == 2
     assert main([*search, "--filter", '{"page": 1}']) == 2
     assert "--filter is not supported" in capsys.readouterr().err
+
+
+def foreign_rows() -> tuple[list[str], np.ndarray]:
+    """Texts of a collection of another program, and their vectors of length 3."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, size=8)) for _ in range(200)]
+    return texts, np.array([text_vector(text) for text in texts], np.float32)
+
+
+def foreign_qdrant(folder: Path, texts: list[str], vectors: np.ndarray) -> str:
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(path=str(folder / "foreign"))
+    params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+    client.create_collection("docs", vectors_config=params)
+    points = [
+        models.PointStruct(id=i + 1, vector=vector.tolist(), payload={"page_content": text, "lang": "en"})
+        for i, (text, vector) in enumerate(zip(texts, vectors, strict=True))
+    ]
+    client.upsert("docs", points)
+    client.close()
+    return f"qdrant://{folder}/foreign?collection=docs"
+
+
+def foreign_postgres(uri: str, texts: list[str], vectors: np.ndarray) -> str:
+    import psycopg
+
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        connection.execute("DROP TABLE IF EXISTS items")
+        connection.execute(
+            f"CREATE TABLE items (id bigint, body text, made date DEFAULT '2026-01-02', v vector({DIM}))"
+        )
+        for i, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
+            row = (i + 1, text, str(vector.tolist()))
+            connection.execute("INSERT INTO items (id, body, v) VALUES (%s, %s, %s)", row)
+    return f"{uri}&table=items&text=body"
+
+
+def foreign_milvus(port: int, texts: list[str], vectors: np.ndarray) -> str:
+    from pymilvus import DataType, MilvusClient
+
+    client = MilvusClient(uri=f"http://127.0.0.1:{port}")
+    schema = client.create_schema(enable_dynamic_field=True)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("emb", DataType.FLOAT_VECTOR, dim=DIM)
+    indexes = client.prepare_index_params()
+    indexes.add_index("emb", index_type="FLAT", metric_type="COSINE")
+    client.create_collection("foreign", schema=schema, index_params=indexes)
+    pairs = enumerate(zip(texts, vectors, strict=True))
+    client.insert("foreign", [{"id": i + 1, "emb": vector.tolist(), "text": text} for i, (text, vector) in pairs])
+    client.close()
+    return f"milvus://127.0.0.1:{port}/foreign"
+
+
+@pytest.mark.parametrize("kind", ["qdrant", "postgresql", "milvus"])
+def test_a_collection_of_another_program_is_adopted_and_searched(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, vectors = foreign_rows()
+    if kind == "qdrant":
+        address = foreign_qdrant(tmp_path, texts, vectors)
+    elif kind == "postgresql":
+        address = foreign_postgres(request.getfixturevalue("postgres"), texts, vectors)
+    else:
+        address = foreign_milvus(request.getfixturevalue("milvus"), texts, vectors)
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    fit = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--set", "steps=20", "--out", str(tmp_path / "model")]
+    assert main(["adopt", address, "--vector-model", "embed-3", *fit, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 200
+    assert main(["search", address, "river copper", "--query-encoder", str(tmp_path / "model"), "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    query = CachedQueryEncoder.load(tmp_path / "model").encode(["river copper"]).dense[0]
+    cosines = vectors @ query / np.linalg.norm(vectors, axis=1)
+    assert [int(hit["doc_id"]) - 1 for hit in hits] == np.argsort(-cosines, kind="stable")[:10].tolist()
+    assert hits[0]["snippet"] == texts[int(hits[0]["doc_id"]) - 1]
+    np.testing.assert_allclose([hit["score"] for hit in hits], np.sort(cosines)[::-1][:10], atol=1e-5)
+    metadata = {"qdrant": {"lang": "en"}, "postgresql": {"made": "2026-01-02"}, "milvus": {}}
+    assert hits[0]["metadata"] == metadata[kind]

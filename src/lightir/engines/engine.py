@@ -256,13 +256,18 @@ def document_of_payload(address: EngineAddress, payload: Mapping[str, Any], doc_
     title = payload.get(title_field) if title_field else None
     known = {text_field, title_field, DOC_ID, VERSION, METADATA}
     metadata = payload.get(METADATA)
-    others = {name: value for name, value in payload.items() if name not in known and value is not None}
+    others = {name: _plain(value) for name, value in payload.items() if name not in known and value is not None}
     return Document(
         doc_id,
         payload[text_field],
         title if isinstance(title, str) else "",
         {**others, **(metadata if isinstance(metadata, dict) else {})},
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; dates and the like become strings."""
+    return value if isinstance(value, str | int | float | bool | list | dict) else str(value)
 
 
 def sparse_dict(sparse: SparseVectors, row: int) -> dict[int, float]:

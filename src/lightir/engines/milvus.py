@@ -7,8 +7,8 @@ Milvus refuses sparse vectors without terms, so they get a term beyond the vocab
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from lightir.vectors import Floats, SparseVectors
 MAX_ID_BYTES, MAX_TEXT_BYTES = 1024, 65_535
 RRF_K = 60
 PAGE = 1000
+SIMILARITIES: Mapping[str, Literal["cosine", "dot"]] = {"COSINE": "cosine", "IP": "dot"}
 RECORD = "lightir"
 """Property with the record, where the server keeps no descriptions (milvus-lite)."""
 
@@ -98,7 +99,15 @@ class Milvus:
                 f"{self.address.collection!r} has the vectors {sorted(dims)}; choose one in the address: ?vector=NAME"
             )
         self._id = next(field["name"] for field in fields if field.get("is_primary"))
-        return CollectionRecord(int(dims[self._vector]), None)
+        with engine_errors(self.address, "read"):
+            names = self._client.list_indexes(self.address.collection, self._vector)
+            metrics = [self._client.describe_index(self.address.collection, name)["metric_type"] for name in names]
+        similarity = SIMILARITIES.get(metrics[0] if metrics else "")
+        if similarity is None:
+            raise InvalidInput(
+                f"{self.address.collection!r} compares vectors by {metrics}; expected one of {', '.join(SIMILARITIES)}"
+            )
+        return CollectionRecord(int(dims[self._vector]), None, similarity)
 
     def create(self, collection: CollectionRecord) -> None:
         """Create the collection, which must not exist."""

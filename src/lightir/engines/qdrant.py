@@ -7,8 +7,8 @@ another program the id of a row is that of its document.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,7 @@ NAMESPACE = uuid.UUID("5e0b4f0e-6a3d-5d6c-9a55-8f9f6c1b7a10")
 """Namespace of the UUIDs of doc_ids."""
 
 PAGE = 1000
+SIMILARITIES: Mapping[str, Literal["cosine", "dot"]] = {"Cosine": "cosine", "Dot": "dot"}
 RRF_K = 61
 """Qdrant counts ranks from 0: its constant 61 is the usual 60 with ranks from 1."""
 
@@ -99,9 +100,16 @@ class Qdrant:
             raise InvalidInput(
                 f"{self.address.collection!r} has the vectors {sorted(named)}; choose one in the address: ?vector=NAME"
             )
-        similarity = "dot" if chosen is not None and str(chosen.distance).endswith(("DOT", "Dot")) else "cosine"
         vocab_size = 2**32 - 1 if self._sparse in sparse else None
-        return CollectionRecord(None if chosen is None else int(chosen.size), vocab_size, similarity)  # type: ignore[arg-type]
+        if chosen is None:
+            return CollectionRecord(None, vocab_size)
+        similarity = SIMILARITIES.get(str(getattr(chosen.distance, "value", chosen.distance)))
+        if similarity is None:
+            raise InvalidInput(
+                f"{self.address.collection!r} compares vectors by {chosen.distance}; expected one of "
+                f"{', '.join(SIMILARITIES)}"
+            )
+        return CollectionRecord(int(chosen.size), vocab_size, similarity)
 
     def create(self, collection: CollectionRecord) -> None:
         """Create the collection, which must not exist."""
