@@ -17,6 +17,8 @@ ENCODE := $(VENV)/.encode
 SOURCES := $(shell find src/lightir -name "*.py")
 # Adapters to other frameworks, which have environments of their own; the other packages are models.
 ADAPTERS := langchain-lightir llama-index-retrievers-lightir lightir-haystack
+# Extras of the development environment: all but the clients of engines, which have an environment of their own.
+DEV_EXTRAS := train eval parquet files serve mcp datasets tensorboard ann quantize nf4 gpu dev
 PACKAGES := $(filter-out $(ADAPTERS:%=packages/%/pyproject.toml),$(wildcard packages/*/pyproject.toml))
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*.hpp native/*.cpp)
 
@@ -26,8 +28,8 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters wheel lock \
-	test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
+.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters \
+	test-engines wheel lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
 
 setup: $(STAMP)
 
@@ -131,6 +133,14 @@ test-adapter-%: setup | $(UV)
 	$(UV) pip install -q --python build/adapters/$*/bin/python --no-deps --no-build-isolation ./packages/$*
 	cd packages/$* && $(CURDIR)/build/adapters/$*/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
+# Pushes to real engines and searches of them: Qdrant's engine and client, PostgreSQL with pgvector, milvus-lite.
+test-engines: setup | $(UV)
+	rm -rf build/engines
+	$(BIN)/python -m venv build/engines
+	$(call install,build/engines,requirements/engines.lock)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$(build/engines/bin/python $(SITE))/behind.pth
+	LIGHTIR_ENGINES=1 build/engines/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/engines
+
 SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 # The wheel of PYTHON in build/wheels; that of 3.12 is for all later versions too.
@@ -165,7 +175,7 @@ lock: $(UV)
 	$(LOCK) --universal --python-version 3.11 -o requirements/site.lock requirements/site.in
 	$(LOCK) --python-version 3.11 --python-platform linux -o requirements/torch-cuda.lock requirements/torch.in
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
-		--no-emit-package torch --all-extras -o requirements/dev.lock pyproject.toml
+		--no-emit-package torch $(DEV_EXTRAS:%=--extra %) -o requirements/dev.lock pyproject.toml
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		-c requirements/dev.lock --no-emit-package torch -o requirements/bench.lock requirements/bench.in
 	$(LOCK) --python-version 3.11 --python-platform linux -c requirements/dev.lock -o requirements/run.lock pyproject.toml
@@ -174,7 +184,7 @@ lock: $(UV)
 	$(LOCK) --universal --python-version 3.11 -c requirements/dev.lock --extra serve -o requirements/serve.lock pyproject.toml
 	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
-	$(foreach adapter,$(ADAPTERS),$(call lock_adapter,$(adapter)))
+	$(foreach adapter,$(ADAPTERS) engines,$(call lock_adapter,$(adapter)))
 	$(call lock_lowest,requirements/lowest.txt,)
 	$(call lock_lowest,requirements/lowest-train.txt,--extra train)
 

