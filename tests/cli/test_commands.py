@@ -147,7 +147,10 @@ def test_misuse_is_exit_code_2(arguments, capsys):
         (["search", "i", "q", "--explian=1", "--mode", "x"], "did you mean --explain?"),
         (["encode", "m", "c", "--out", "v", "--model", "m"], "lightir encode: error: unknown option --model\n"),
         (["search", "i", "q", "--fusion", "liner"], "error: --fusion is 'liner'; did you mean linear?"),
-        (["convert", "zz", "f", "-o", "o"], "error: LAYOUT is 'zz'; expected one of tevatron, dpr"),
+        (
+            ["convert", "zz", "f", "-o", "o"],
+            "error: LAYOUT is 'zz'; expected one of tevatron, dpr, sent",
+        ),
         (["encode", "minilm", "--out", "v"], "the following arguments are required: CORPUS\nusage: lightir encode"),
         (["verify", "i", "j"], "lightir verify: error: unexpected argument j\n"),
         (["search", "i", "q", "--zzzz"], "lightir search: error: unknown option --zzzz\n"),

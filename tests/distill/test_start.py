@@ -83,7 +83,7 @@ def test_the_start_is_the_stored_table(dtype: str, first: Path, tmp_path: Path) 
 def test_rows_of_bfloat16_are_widened() -> None:
     rows = np.array([[1.5, -2.0], [0.0, 3.25]], np.float32)
     bits = (rows.view(np.uint32) >> 16).astype(np.uint16)
-    np.testing.assert_array_equal(start.table_rows(CachedTable(bits)), rows)
+    np.testing.assert_array_equal(CachedTable(bits).float_rows(), rows)
 
 
 def test_a_fitted_teacher_is_the_start_and_a_plain_one_takes_an_installed_model_of_the_same_encoder(

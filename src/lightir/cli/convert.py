@@ -1,9 +1,14 @@
-"""Convert a published training set to a form that training recipes name under `data`.
+"""Convert files of other projects to lightir's: published training sets, and sentence-transformers models.
+
+Training recipes name the converted sets under `data`.
 
 Layout `tevatron` (LightRetriever's, CSplade's and LLM-QL's sets: query, positive_passages, negative_passages, as JSON
 lines or Parquet) becomes a JSONL file of training examples. Layout `dpr` (SiDR's sets: question, answers,
 positive_ctxs, hard_negative_ctxs, as JSON lines or one JSON array) becomes a BEIR folder with the answers, and the
 hard negatives in its negatives.jsonl. docs/published-data.md lists the sets and their numbers of queries.
+
+Layout `sentence-transformers` (a Router with a StaticEmbedding for queries, or with --table any model of Transformer
+and Pooling) becomes a model folder: its documents are encoded as before, its queries by the table.
 """
 
 from __future__ import annotations
@@ -14,20 +19,27 @@ from lightir.cli.arguments import add_json, add_limits
 from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.quantities import counted
 
-HELP = "convert a published training set"
+HELP = "convert a published training set, or a model of sentence-transformers"
+LAYOUTS = ("tevatron", "dpr", "sentence-transformers")
 EXAMPLES = """
   lightir convert tevatron train-tevatron.jsonl --out MSMARCO.jsonl
   lightir convert tevatron nfcorpus.jsonl --expect 2585 --out NFCorpus.jsonl
   lightir convert dpr nq-train.jsonl.gz --passages psgs_w100.tsv.gz --expect 58880 --out NQ
+  lightir convert sentence-transformers router-model/ --out model
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("layout", metavar="LAYOUT", choices=("tevatron", "dpr"), help="layout of the files")
-    parser.add_argument("file", nargs="+", metavar="FILE", help="file of the training set, gzipped or not; one for dpr")
+    parser.add_argument("layout", metavar="LAYOUT", choices=LAYOUTS, help="layout of the files")
     parser.add_argument(
-        "-o", "--out", required=True, metavar="OUT", help="JSONL file to write, or for dpr the folder to write"
+        "file",
+        nargs="+",
+        metavar="FILE",
+        help="file of the training set, gzipped or not; one for dpr; for sentence-transformers the model's folder",
+    )
+    parser.add_argument(
+        "-o", "--out", required=True, metavar="OUT", help="JSONL file to write; for dpr and models the folder to write"
     )
     parser.add_argument(
         "--passages",
@@ -42,12 +54,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of queries to expect; another number is an error, and nothing is written (default: any)",
     )
+    parser.add_argument(
+        "--table",
+        metavar="DIR",
+        help="folder of StaticEmbedding or Model2Vec with the query table of a sentence-transformers model "
+        "(default: the query route of its Router)",
+    )
     add_limits(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Convert the files and print the counts."""
+    if args.layout == "sentence-transformers":
+        convert_model(args)
+        return
+    if args.table:
+        raise Misuse("--table requires the layout sentence-transformers")
     from lightir.data import convert_dpr, convert_tevatron
 
     if args.layout == "dpr":
@@ -68,3 +91,20 @@ def run(args: argparse.Namespace) -> None:
     )
     if report.ignored_fields:
         print_status("ignored fields: " + ", ".join(f"{name} ({n:,})" for name, n in report.ignored_fields.items()))
+
+
+def convert_model(args: argparse.Namespace) -> None:
+    """Convert a model and print its folder."""
+    from lightir.files import check_new_folder
+
+    if len(args.file) > 1 or args.passages or args.expect:
+        raise Misuse("the layout sentence-transformers takes one folder, without --passages and --expect")
+    check_new_folder(args.out)
+    # Imports torch: only after the arguments are checked.
+    from lightir.train.distill.sentence_transformers_import import import_sentence_transformer
+
+    import_sentence_transformer(args.file[0], args.out, table=args.table)
+    if args.json:
+        print_json({"out": args.out})
+    else:
+        print_status(f"model written to {args.out}\nnext: lightir encode {args.out} CORPUS --out VECTORS")

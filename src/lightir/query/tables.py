@@ -45,6 +45,14 @@ class CachedTable:
         """Number of columns."""
         return int(self.embeddings.shape[1])
 
+    def float_rows(self) -> Floats:
+        """Return a copy of the rows: (n_terms, dim) float32."""
+        rows = self.embeddings
+        if rows.dtype == np.uint16:
+            return (rows.astype(np.uint32) << 16).view(np.float32)
+        values = rows.astype(np.float32)
+        return values if self.scales is None else values * self.scales[:, None]
+
 
 @dataclass(frozen=True, slots=True)
 class CachedBigrams:

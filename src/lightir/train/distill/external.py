@@ -45,7 +45,7 @@ from lightir.train.distill.quality_report import (
     quality_report,
     write_report,
 )
-from lightir.train.distill.start import AUTO, TERMS, StartTable, table_rows
+from lightir.train.distill.start import AUTO, TERMS, StartTable
 from lightir.types import Document
 from lightir.vectors import Floats, Ragged
 
@@ -280,7 +280,7 @@ def _start(options: DistillationOptions) -> _Start:
         max_tokens=stored.max_tokens,
         tokenizer=encoder.tokenizer.hash,
     )
-    rows = table_rows(next(iter(encoder.tables.values())))
+    rows = next(iter(encoder.tables.values())).float_rows()
     zeros = options.start == TERMS
     return _Start(
         "zeros" if zeros else str(address),

@@ -15,10 +15,8 @@ from lightir.contract import FILE_NAME, Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.query import CachedQueryEncoder
 from lightir.query.bigrams import Bigrams
-from lightir.query.tables import CachedTable
 from lightir.text import QueryPolicy
 from lightir.train.distill.fitted_rows import FittedRows
-from lightir.vectors import Floats
 
 AUTO, TERMS = "auto", "terms"
 """Starts of a fit that are not addresses: a fitted table if there is one, and the terms encoded alone."""
@@ -43,10 +41,10 @@ class StartTable:
     @classmethod
     def of(cls, address: str, encoder: CachedQueryEncoder) -> StartTable:
         """Return the default table of a query encoder, with its bigrams and its gate."""
-        rows = table_rows(next(iter(encoder.tables.values())))
+        rows = next(iter(encoder.tables.values())).float_rows()
         if encoder.bigrams is None:
             return cls(address, FittedRows(rows, encoder.gate))
-        both = np.concatenate([rows, table_rows(encoder.bigrams.table)])
+        both = np.concatenate([rows, encoder.bigrams.table.float_rows()])
         return cls(address, FittedRows(both, encoder.gate), encoder.bigrams.bigrams)
 
 
@@ -117,12 +115,3 @@ def _problem(encoder: CachedQueryEncoder, policy: QueryPolicy, tokenizer_hash: s
 def _without_fit(policy: QueryPolicy) -> QueryPolicy:
     """Return the policy without what only a fit adds."""
     return dataclasses.replace(policy, bigrams="", gate="")
-
-
-def table_rows(table: CachedTable) -> Floats:
-    """Return the rows of a table as float32."""
-    rows = table.embeddings
-    if rows.dtype == np.uint16:
-        return (rows.astype(np.uint32) << 16).view(np.float32)
-    values = rows.astype(np.float32)
-    return values if table.scales is None else values * table.scales[:, None]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lightir.addresses import resolve_local
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion
-from lightir.errors import InvalidInput, NotFound
-from lightir.files import read_json
+from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.files import child_path, read_json
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
@@ -83,8 +83,8 @@ def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> Lig
     Raises:
         NotFound: the address is neither kind of folder.
         InvalidInput: a sentence-transformers folder with modules beyond transformer, pooling (mean, first or last) and
-            normalization, or with special tokens that a contract does not support; a model that reads queries with some
-            of its layers; or a missing device.
+            normalization (of a Router: on its document route), or with special tokens that a contract does not support;
+            a model that reads queries with some of its layers; or a missing device.
     """
     device = usable_device(device)
     dtype = fast_dtype(device)
@@ -100,7 +100,8 @@ def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> Lig
     if folder is None or not (folder / "modules.json").is_file():
         raise NotFound(f"{os.fspath(address)} is neither a lightir model nor a local sentence-transformers folder")
     says = _sentence_transformer(folder)
-    backbone = load_backbone(os.fspath(address), dtype=dtype)
+    # The address of the folder itself stays as it was given, such as pypi:PACKAGE.
+    backbone = load_backbone(address if says.files == folder else says.files, dtype=dtype)
     return LightRetriever(backbone, _contract(folder, says, backbone)).to(device)
 
 
@@ -144,6 +145,7 @@ class _SentenceTransformer:
     """Settings of a sentence-transformers folder.
 
     Attributes:
+        files: folder of the transformer.
         max_tokens: maximum input length, special tokens included.
         lower_case: texts are lower-cased before tokenization.
         pooling: pooling as a contract names it.
@@ -151,6 +153,7 @@ class _SentenceTransformer:
         document_prompt: text in front of documents; "" for none.
     """
 
+    files: Path
     max_tokens: int
     lower_case: bool
     pooling: Pooling
@@ -167,6 +170,9 @@ POOLING_MODES: dict[str, Pooling] = {
 }
 """Pooling by the newer and older names of sentence-transformers."""
 
+ROUTERS = ("Router", "Asym")
+"""Modules that have modules for queries and for documents; Asym is the older name."""
+
 UNLIMITED = 10**9
 """A lower bound of the length that transformers writes for a tokenizer without a limit."""
 
@@ -176,11 +182,11 @@ DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 def _sentence_transformer(folder: Path) -> _SentenceTransformer:
     """Read the settings of a folder whose modules a contract supports."""
-    modules: list[dict[str, Any]] = read_json(folder / "modules.json")
-    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    modules = route_modules(folder, "document")
+    kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling", "Normalize"], ["Transformer", "Pooling"]):
         raise InvalidInput(f"{folder} has the modules {kinds}; expected Transformer, Pooling and optionally Normalize")
-    pooling = read_json(folder / str(modules[1]["path"]) / "config.json")
+    pooling = read_json(modules[1][1] / "config.json")
     modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
     modes = [str(pooling["pooling_mode"])] if "pooling_mode" in pooling else modes
     if len(modes) != 1 or modes[0] not in POOLING_MODES:
@@ -193,10 +199,33 @@ def _sentence_transformer(folder: Path) -> _SentenceTransformer:
     if (query or document) and not pooling.get("include_prompt", True):
         raise InvalidInput(f"{folder} leaves its prompts out of the pooling, which a contract does not support")
     # In old folders the file has the family's name: sentence_xlm-roberta_config.json.
-    reading: dict[str, Any] = next(map(read_json, sorted(folder.glob("sentence_*_config.json"))), {})
-    length = reading.get("max_seq_length") or _tokenizer_length(folder)
+    files = modules[0][1]
+    reading: dict[str, Any] = next(map(read_json, sorted(files.glob("sentence_*_config.json"))), {})
+    length = reading.get("max_seq_length") or _tokenizer_length(files)
     lower_case = bool(reading.get("do_lower_case", False))
-    return _SentenceTransformer(int(length), lower_case, POOLING_MODES[modes[0]], query, document)
+    return _SentenceTransformer(files, int(length), lower_case, POOLING_MODES[modes[0]], query, document)
+
+
+def route_modules(folder: Path, route: Literal["query", "document"]) -> list[tuple[str, Path]]:
+    """Return the class names and folders of the modules of a route, without a Router itself.
+
+    Raises:
+        FormatError: the files that list the modules lack a field, or name a folder outside.
+    """
+    try:
+        listed = [(_class_name(module["type"]), str(module["path"])) for module in read_json(folder / "modules.json")]
+        if not listed or listed[0][0] not in ROUTERS:
+            return [(kind, folder / path) for kind, path in listed]
+        config = read_json(folder / listed[0][1] / "router_config.json")
+        inner = [(name, config["types"][name]) for name in config["structure"][route]]
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"{folder} is not a sentence-transformers folder of known form: {error!r}") from error
+    routed = [(_class_name(kind), child_path(folder / listed[0][1], name)) for name, kind in inner]
+    return [*routed, *((kind, folder / path) for kind, path in listed[1:])]
+
+
+def _class_name(kind: object) -> str:
+    return str(kind).rsplit(".", 1)[-1]
 
 
 def _tokenizer_length(folder: Path) -> int:
