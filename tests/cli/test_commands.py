@@ -109,7 +109,7 @@ def test_every_command_has_help_with_examples(name, capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_in_the_help_can_be_parsed(name):
-    calls = re.findall(r"(?<![\w/])lightir ([^|&>()\n]+)", load_command(name).EXAMPLES)
+    calls = re.findall(r"""(?<![\w/])lightir ((?:"[^"\n]*"|[^|&>()\n])+)""", load_command(name).EXAMPLES)
     assert calls
     for call in calls:
         words = re.findall(r""""[^"]*"|'[^']*'|\S+""", re.split(r"\s{3,}", call)[0])
