@@ -35,7 +35,7 @@ CHROMA = "/api/v2/tenants/default_tenant/databases/default_database/collections"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Measurements of wrk.
+    """Figures that wrk measured.
 
     Attributes:
         per_second: requests a second.

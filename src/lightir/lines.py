@@ -6,14 +6,17 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeAlias, cast
 
 from lightir.errors import InvalidInput, storage_errors
+
+Opener: TypeAlias = Callable[[str, int], int]
+"""Function from a path and flags to a descriptor, as Python's `open` takes it."""
 
 MAX_BYTES = 1_000_000_000
 """Largest limit of a record: the size of the longest text that SQLite stores."""
@@ -140,14 +143,19 @@ def read_stdin_lines(options: ReadOptions | None = None) -> Iterator[tuple[int, 
     return _without_blank(_decoded(lines, "stdin"))
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
+def read_bytes(path: Path, limit: int, *, opener: Opener | None = None) -> bytes:
     """Return the whole content of a file of at most `limit` bytes, decompressed if its name ends in .gz.
+
+    Args:
+        path: the file.
+        limit: maximum number of bytes.
+        opener: function that opens the file, as Python's `open` takes it; None for the system's.
 
     Raises:
         InvalidInput: the file is too large, or a damaged gzip stream.
         StorageError: the system refuses to read the file.
     """
-    return b"".join(_raw_lines(path, limit, "document"))
+    return b"".join(_raw_lines(path, limit, "document", opener))
 
 
 def count_lines(path: Path, options: ReadOptions | None = None) -> int:
@@ -159,9 +167,9 @@ def _without_blank(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]
     return ((number, line.rstrip("\r\n")) for number, line in lines if line.strip())
 
 
-def _raw_lines(path: Path, limit: int, part: str = "line") -> Iterator[bytes]:
+def _raw_lines(path: Path, limit: int, part: str = "line", opener: Opener | None = None) -> Iterator[bytes]:
     number = 0
-    with storage_errors(f"cannot read {path}"), _open(path) as file:
+    with storage_errors(f"cannot read {path}"), open(path, "rb", opener=opener) as raw, _unpacked(raw, path) as file:
         try:
             for number, line in enumerate(_bounded_lines(file, limit, str(path), part), 1):  # noqa: B007 (see below)
                 yield line
@@ -182,8 +190,8 @@ def _bounded_lines(stream: BinaryIO, limit: int, name: str, part: str = "line") 
         yield line
 
 
-def _open(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+def _unpacked(file: BinaryIO, path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(file, "rb")) if path.suffix.lower() == ".gz" else file
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:

@@ -91,7 +91,9 @@ def test_only_changed_files_are_read_and_moved_ones_keep_their_vectors(
 
     extract = file_documents.extract
     monkeypatch.setattr(
-        file_documents, "extract", lambda path, options: read.append(path.name) or extract(path, options)
+        file_documents,
+        "extract",
+        lambda path, options, **given: read.append(path.name) or extract(path, options, **given),
     )
     (folder / "deep" / "3.txt").write_text("bird")
     (folder / "deep" / "4.txt").rename(folder / "moved.txt")

@@ -256,3 +256,16 @@ def _children(process: Any) -> list[str]:
     """Return the ids of the child processes of all threads."""
     tasks = Path(f"/proc/{process.pid}/task").iterdir()
     return [child for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_an_empty_folder_is_served_and_gets_what_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Any
+) -> None:
+    monkeypatch.setenv("LIGHTIR_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    with serve(folder, "--watch", "--no-encode") as (process, address):
+        assert ask(address, "kettle") == []
+        (folder / "kettle.md").write_text("# Kettle\n\nA steel kettle.")
+        eventually(lambda: ask(address, "kettle") == ["inbox/kettle.md"], "the new file is found")
+        assert process.poll() is None

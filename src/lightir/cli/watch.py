@@ -65,9 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Follow the folders until a signal; return 130 or 143."""
-    from lightir.data.readers import are_files
+    from lightir.data.readers import are_files, is_empty_folder
 
-    if args.fields or not are_files(args.paths):
+    paths = [path for path in args.paths if not is_empty_folder(path)]  # files may arrive
+    if args.fields or (paths and not are_files(paths)):
         raise InvalidInput(
             "watch follows folders of files, whose documents are the files. For data files and BEIR folders use: "
             f"lightir add {args.index} FILES --mirror"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
 
-from lightir.data.folders import folder_files
+from lightir.data.folders import folder_files, open_without_links
 from lightir.data.formats import extract, format_suffix
 from lightir.errors import InvalidInput, MissingExtra, NotFound, StorageError
 from lightir.lines import ReadOptions, SkippedFiles
@@ -106,8 +107,10 @@ def _named_files(path: Path, options: ReadOptions) -> tuple[list[tuple[Path, str
 
 def _document(file: Path, doc_id: str, options: ReadOptions) -> Document:
     check_text(doc_id, f"the name of {str(file)!r}")
-    content = extract(file, options)
-    folder, modified = doc_id.rpartition("/")[0], datetime.fromtimestamp(int(file.stat().st_mtime), UTC)
+    n_names = 0 if options.follow_links else doc_id.count("/")  # of a folder's file, below the folder
+    content = extract(file, options, opener=partial(open_without_links, n_names=n_names) if n_names else None)
+    status = file.stat(follow_symlinks=not n_names)
+    folder, modified = doc_id.rpartition("/")[0], datetime.fromtimestamp(int(status.st_mtime), UTC)
     metadata = {
         **content.metadata,
         **({"folder": folder} if folder else {}),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +133,39 @@ class _Walk:
             return ()
         present = [Path(folder, name) for name in IGNORE_FILES if name in names]
         return tuple((folder, _patterns(_lines(path), str(path))) for path in present)
+
+
+def open_without_links(path: str, flags: int, *, n_names: int) -> int:
+    """Open a regular file, and return its descriptor. The last names of its path must not be symbolic links.
+
+    A folder is listed before its files are opened. What has become a link meanwhile may lead anywhere.
+
+    Args:
+        path: path of the file.
+        flags: flags of `os.open`.
+        n_names: number of names of the path, the file's own among them, that are not followed, at least 1.
+
+    Raises:
+        OSError: the file cannot be opened, is no regular file, or is reached through a link.
+    """
+    file = Path(path)
+    names = file.parts[-n_names:]
+    descriptor = os.open(file.parents[n_names - 1], os.O_RDONLY | os.O_DIRECTORY)
+    for i, name in enumerate(names):
+        kind = os.O_DIRECTORY if i + 1 < len(names) else flags | os.O_NONBLOCK  # a pipe would wait for a writer
+        try:
+            inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind, dir_fd=descriptor)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise OSError(error.errno, f"{name!r} is a symbolic link or no folder by now", path) from None
+            raise
+        finally:
+            os.close(descriptor)
+        descriptor = inner
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file by now", path)
+    return descriptor
 
 
 def is_readable(path: Path) -> bool:

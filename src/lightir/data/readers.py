@@ -80,6 +80,16 @@ def are_files(source: Source, *, options: ReadOptions | None = None) -> bool:
     return all(part.kind in ("folder", "text") for part in parts)
 
 
+def is_empty_folder(path: str | Path, *, options: ReadOptions | None = None) -> bool:
+    """Return whether a path is a folder without files whose text can be read, and without documents of BEIR."""
+    folder = Path(path)
+    return (
+        folder.is_dir()
+        and beir_file(folder, "corpus") is None
+        and not folder_files(folder, read_options(options)).paths
+    )
+
+
 def read_doc_ids(
     source: Source, *, fields: Mapping[str, str] | None = None, options: ReadOptions | None = None
 ) -> Iterator[str]:

@@ -15,7 +15,7 @@ from lightir.addresses import cache_folder, resolve_model_folder, resolve_query_
 from lightir.contract import Contract
 from lightir.data.file_documents import listed_files, readable_documents
 from lightir.data.formats.file_text import WITH_PICTURES, format_suffix
-from lightir.data.readers import are_files
+from lightir.data.readers import are_files, is_empty_folder
 from lightir.errors import AlreadyExists, InvalidInput, LightirError
 from lightir.files import make_folder
 from lightir.index import Field, Index, IndexOptions, PassageOptions, Schema, build_index, document_shards
@@ -90,7 +90,8 @@ def prepare_index(folder: Path, options: FolderOptions) -> Path:
     """
     if not folder.resolve().name:
         raise InvalidInput(f"{folder} is the root of the file system; choose a folder in it")
-    if not folder.is_dir() or not are_files(str(folder), options=options.reading):
+    waits = options.watch and is_empty_folder(folder, options=options.reading)  # files may arrive
+    if not waits and (not folder.is_dir() or not are_files(str(folder), options=options.reading)):
         raise InvalidInput(
             f"{folder} is neither an index (no {STORE_FILE}) nor a folder of files; make an index of it first: "
             f"lightir index {folder} --out index"

@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 
 from lightir.data.formats.content import FileText
 from lightir.errors import InvalidInput
-from lightir.lines import MAX_BYTES, ReadOptions, read_bytes
+from lightir.lines import MAX_BYTES, Opener, ReadOptions, read_bytes
 
 Reader: TypeAlias = Callable[[bytes, int], FileText]
 """Takes a file's bytes and the largest number of bytes of its text."""
@@ -42,12 +42,13 @@ def format_suffix(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def extract(path: Path, options: ReadOptions) -> FileText:
+def extract(path: Path, options: ReadOptions, *, opener: Opener | None = None) -> FileText:
     """Return the text of a file.
 
     Args:
         path: a file whose suffix is in FORMATS, gzipped if its name ends in .gz.
         options: limit of a document, which holds for the text, and for the file if its format is text.
+        opener: function that opens the file; None for the system's.
 
     Raises:
         InvalidInput: a damaged, encrypted, empty or too large file, or one that is not of its suffix's format.
@@ -55,7 +56,7 @@ def extract(path: Path, options: ReadOptions) -> FileText:
         StorageError: the system refuses to read the file.
     """
     suffix, limit = format_suffix(path), options.max_document_bytes
-    raw = read_bytes(path, MAX_BYTES if suffix in WITH_PICTURES else limit)
+    raw = read_bytes(path, MAX_BYTES if suffix in WITH_PICTURES else limit, opener=opener)
     try:
         text = _reader(suffix)(raw, limit)
     except InvalidInput as error:
