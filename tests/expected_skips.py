@@ -17,7 +17,7 @@ EXPECTED = {
     r"the package [\w-]+ is not installed": ENVIRONMENTS,
     r"sdpa has no softcap": ENVIRONMENTS,
     r"could not import '(torch|model2vec|sentence_transformers)[\w.]*': .*": ("light",),
-    r"could not import '(usearch|datasets|bm25s|faiss|tensorboard)': .*": ("light", "lowest"),
+    r"could not import '(usearch|datasets|bm25s|faiss|tensorboard|mteb)': .*": ("light", "lowest"),
     r"could not import '(openai|huggingface_hub|schemathesis|playwright)': .*": ("light", "lowest"),
     r"could not import '(torchao|bitsandbytes|model2vec|sentence_transformers)[\w.]*': .*": ("light", "lowest"),
     r"needs the extra train": ("light",),

@@ -4,6 +4,8 @@ An index is searched with the queries of a BEIR folder in each mode. A model fir
 keeps the vectors, and an interrupted run continues from them. Run files, from lightir or any other tool, are compared
 with the first one; instead of a BEIR folder, they accept a file of qrels (--qrels).
 
+--mteb evaluates a model on tasks of MTEB by MTEB, in mode hybrid unless --modes says otherwise, and writes MTEB's result files.
+
 A model has additional modes, to compare with queries that need no model. Dense queries through the whole model: full.
 Sparse queries weighted by the model: full-sparse, and beta on a bag-of-tokens index (SiDR). Its model-free twin:
 light-beta. The form FIRST:M:SECOND reranks the M best documents of one mode by another.
@@ -12,6 +14,7 @@ light-beta. The form FIRST:M:SECOND reranks the M best documents of one mode by 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +55,7 @@ EXAMPLES = """
   lightir evaluate bm25.trec reranked.trec --dataset scifact/
   lightir evaluate ours.run theirs.run.gz --qrels qrels.txt --measures nDCG@10,map,R@1000 --per-query values.tsv
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm --modes full,dense,full+tokens
+  lightir evaluate minilm --mteb SciFact,NFCorpus --work mteb-minilm --modes hybrid,dense,tokens --mteb-results results
   lightir evaluate sidr-model --dataset nq-utd/ --work nq-sidr --modes tokens,beta,beta:20:full-sparse,full-sparse
 """
 
@@ -68,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"index of the data set's corpus; or {MODEL_HELP}; or TREC run files, each one system",
     )
     parser.add_argument("--dataset", metavar="DIR", help="BEIR folder with queries and qrels")
+    add_mteb(parser)
     parser.add_argument("--split", help="split of the BEIR folder to read qrels from (default test)")
     parser.add_argument("--qrels", metavar="FILE", help="for run files: relevance judgments in BEIR or TREC format")
     parser.add_argument(
@@ -111,12 +116,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(model)
 
 
+def add_mteb(parser: argparse.ArgumentParser) -> None:
+    """Declare --mteb and --mteb-results."""
+    parser.add_argument(
+        "--mteb",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="TASK,...",
+        help="retrieval tasks of MTEB to evaluate a model on instead of a folder; MTEB loads them from the hub and "
+        "computes its own measures (needs lightir[mteb])",
+    )
+    parser.add_argument(
+        "--mteb-results",
+        metavar="DIR",
+        help="folder for MTEB's result files (default: MTEB's cache, MTEB_CACHE or ~/.cache/mteb)",
+    )
+
+
 def run(args: argparse.Namespace) -> None:
     """Measure the systems and print a table or JSON."""
     from lightir.data import Dataset
 
     if args.per_query is not None:
         check_writable(args.per_query)
+    if args.mteb is not None:
+        print_mteb(measure_on_mteb(args), args)
+        return
+    if args.mteb_results is not None:
+        raise Misuse("--mteb-results requires --mteb")
     if any(Path(target).exists() and not Path(target).is_dir() for target in args.target):
         report = measure_runs(args)
     elif len(args.target) > 1:
@@ -198,6 +224,43 @@ def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str,
     systems = SystemOptions(options.pop("modes"), args.task, device=args.device, threads=args.threads)
     with temporary_folder() as scratch:
         return evaluate_model(folder, dataset, args.work or scratch, systems=systems, **options)
+
+
+def measure_on_mteb(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return the main score of each mode and task."""
+    from lightir.addresses import resolve_model_folder, shipped_models
+    from lightir.errors import MissingExtra
+
+    own = ("dataset", "split", "qrels", "measures", "per_query", "k", "run_dir")
+    if len(args.target) > 1 or args.exact or any(getattr(args, name) is not None for name in own):
+        raise Misuse(
+            "--mteb requires one model, and no --dataset, --split, --qrels, --measures, --per-query, -k, --run-dir or "
+            "--exact: MTEB has its own splits, measures and depth"
+        )
+    folder = resolve_model_folder(args.target[0])
+    if importlib.util.find_spec("mteb") is None:
+        raise MissingExtra("--mteb requires mteb: pip install 'lightir[mteb]'")
+    # Imports torch: only after the name is resolved.
+    from lightir.encode.model_evaluation import SystemOptions
+    from lightir.encode.mteb_systems import evaluate_on_mteb
+
+    address = args.target[0] if args.target[0] in shipped_models() else folder
+    systems = SystemOptions(args.modes, args.task, device=args.device, threads=args.threads)
+    options = search_options(args)
+    return evaluate_on_mteb(
+        address, args.mteb, results=args.mteb_results, work=args.work, systems=systems, options=options
+    )
+
+
+def print_mteb(scores: dict[str, dict[str, float]], args: argparse.Namespace) -> None:
+    """Print the main score of each mode and task."""
+    if args.json:
+        print_json({"main_scores": scores})
+        return
+    tasks = list(next(iter(scores.values())))
+    rows = [["system", *tasks]]
+    rows += [[mode, *(f"{by_task[task]:.4f}" for task in tasks)] for mode, by_task in scores.items()]
+    print(format_table(rows))
 
 
 def measure_runs(args: argparse.Namespace) -> EvaluationReport:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import write_bytes
@@ -38,10 +39,19 @@ def _run_lines(run: Run, tag: str) -> Iterator[str]:
             raise InvalidInput(f"query {query_id!r}: duplicate document in the ranking")
         if not np.all(np.isfinite(ranking.scores)) or np.any(np.diff(ranking.scores) > 0):
             raise InvalidInput(f"query {query_id!r}: scores must be finite and not ascend within the ranking")
-        last = np.float32(np.inf)
-        for rank, (doc_id, score) in enumerate(zip(ranking.doc_ids, ranking.scores, strict=True), 1):
-            last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
-            yield f"{name} Q0 {escape_id(doc_id)} {rank} {last!s} {tag}\n"
+        scores = distinct_scores(ranking.scores)
+        for rank, (doc_id, score) in enumerate(zip(ranking.doc_ids, scores, strict=True), 1):
+            yield f"{name} Q0 {escape_id(doc_id)} {rank} {score!s} {tag}\n"
+
+
+def distinct_scores(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Return descending scores as strictly descending float32: an equal score is lowered by the smallest step."""
+    lowered = np.empty(len(scores), dtype=np.float32)
+    last = np.float32(np.inf)
+    for rank, score in enumerate(scores):
+        last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
+        lowered[rank] = last
+    return lowered
 
 
 def read_run(path: Path | str) -> Run:
