@@ -19,6 +19,7 @@ from lightir.cli.app import main
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.index import Index, IndexOptions, IndexWriter
 from lightir.publish import parts, publish_index, vector_files
+from lightir.publish.counted_files import stems_as_the_page
 from lightir.publish.table_files import wordpiece_settings
 from lightir.types import Document
 from lightir.words.stems import stem
@@ -193,6 +194,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_parses_no_text() -> None:
 
 
 @needs_node
+@pytest.mark.skipif(not stems_as_the_page(), reason="this PyStemmer has an older English algorithm")
 def test_stems_and_term_ids_are_those_of_the_libraries() -> None:
     rng = np.random.default_rng(0)
     endings = (

@@ -13,7 +13,15 @@ from lightir.index.bm25 import K1, B
 from lightir.publish.live_rows import CountedTerms, LiveRows
 from lightir.publish.parts import PartWriter, encode_numbers
 from lightir.words.scripts import FOLDED
-from lightir.words.stems import ENGLISH_STOP_WORDS, QUESTION_WORDS
+from lightir.words.stems import ENGLISH_STOP_WORDS, QUESTION_WORDS, stem
+
+_PAGE_STEMS = {"biologist": "biolog", "universities": "universiti", "latest": "latest", "evening": "evening"}
+"""Words whose stems tell the English algorithm of the page's script from older ones."""
+
+
+def stems_as_the_page() -> bool:
+    """Return whether the installed PyStemmer has the English algorithm of the page's script."""
+    return all(stem("english", word) == stemmed for word, stemmed in _PAGE_STEMS.items())
 
 
 def write_counted(writer: PartWriter, rows: LiveRows) -> dict[str, Any]:
@@ -38,6 +46,7 @@ def analyzer_settings(analyzer: Analyzer) -> dict[str, Any]:
     return {
         "kind": kind,
         "english": is_english,
+        "stems_itself": is_english and stems_as_the_page(),
         "folds": is_auto and analyzer.language in FOLDED,
         "stop_words": sorted(ENGLISH_STOP_WORDS) if is_english else [],
         "question_words": sorted(QUESTION_WORDS) if is_english else [],
@@ -47,18 +56,19 @@ def analyzer_settings(analyzer: Analyzer) -> dict[str, Any]:
 def write_word_map(writer: PartWriter, analyzer: Analyzer, texts: Iterable[str]) -> bool:
     """Write the terms of the collection's words that a script cannot tell itself; return whether there are any.
 
-    The script stems English words of ASCII letters, and cuts runs of unspaced scripts.
+    The script stems English words of ASCII letters, and cuts runs of unspaced scripts. If the installed PyStemmer has
+    another English algorithm, all words are written.
     """
     settings = analyzer_settings(analyzer)
     if settings["kind"] in ("words", "chinese"):
         return False
     known: dict[str, list[str]] = {}
     for text in texts:
-        if settings["english"] and text.isascii():
+        if settings["stems_itself"] and text.isascii():
             continue
         for word, terms in analyzer.words(text):
-            is_certain = settings["english"] and word.isascii()
-            if not is_certain and not analyzer.is_unspaced(word[0]) and (terms != [word] or not word.isascii()):
+            is_known = word.isascii() and (settings["stems_itself"] or (terms == [word] and not settings["english"]))
+            if not is_known and not analyzer.is_unspaced(word[0]):
                 known.setdefault(word, terms)
     words = sorted(known)
     if words:

@@ -19,7 +19,7 @@ from lightir.files import write_bytes
 PART_BYTES = 256 * 1024
 """Number of bytes of every part of a file but the last one."""
 
-BLOCK_WORDS = 128
+BLOCK_WORDS = 64
 """Number of words of a block of a dictionary."""
 
 Numbers = npt.NDArray[np.int64]

@@ -107,9 +107,9 @@ export class PublishedBackend {
     if (branches.includes("dense")) lists.push(await this.#denseBranch(vector?.vector));
     if (branches.includes("tokens")) {
       const scores = await (await this.#parts.get("words")).scores(words);
-      lists.push({ name: "tokens", scores, above: 0, slack: () => 0, reach: words.reach });
+      lists.push({ name: "tokens", scores, list: best(scores, depth, 0), slack: () => 0, reach: words.reach });
     }
-    const join = () => fused(lists.map((branch) => ({ ...branch, list: best(branch.scores, depth, branch.above) })), joined);
+    const join = () => fused(lists.map((branch) => ({ ...branch, list: branch.list ?? best(branch.scores, depth, branch.above) })), joined);
     const rows = await this.#refined(join, manifest.has_passages ? MORE_PASSAGES * k : k, lists);
     return { rows, words, vector, fusion: joined.name };
   }

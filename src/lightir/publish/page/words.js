@@ -26,7 +26,7 @@ const MAX_RULED = 50_000;
 export class Analyzer {
   /**
    * @param {object} settings of the publication: `kind` ("auto", "words", "chinese" or "two"), `english` (whether Latin
-   *     words have English stems), `folds` (whether accents are removed), `stop_words` and `question_words`.
+   *     words have English stems), `stems_itself` (whether the index has the stems that the rule gives them), `folds` (whether accents are removed), `stop_words` and `question_words`.
    * @param {object|null} map published map of the words of the collection that the rule does not give; null for none.
    */
   constructor(settings, map) {
@@ -78,9 +78,9 @@ export class Analyzer {
 
   /** Return whether the rule is that of the index, so that the map is not needed. */
   isCertain(word) {
-    const { kind, english } = this.settings;
+    const { kind, stems_itself } = this.settings;
     if (kind === "words") return true;
-    return (english && /^[\x00-\x7f]*$/.test(word)) || this.isUnspaced(word);
+    return (stems_itself && /^[\x00-\x7f]*$/.test(word)) || this.isUnspaced(word);
   }
 
   isUnspaced(word) {
