@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lightir.eval import evaluate
     from lightir.index import Field, Index, IndexOptions, IndexWriter, PassageOptions, Schema, build_index
     from lightir.lines import ReadOptions
+    from lightir.publish import publish_index
     from lightir.query import CachedQueryEncoder
     from lightir.query.fallback import FallbackQueryEncoder
     from lightir.search import (
@@ -82,6 +83,7 @@ __all__ = [
     "evaluate_model",
     "external_contract",
     "late_searcher",
+    "publish_index",
     "read_documents",
     "read_queries",
     "reranking_searcher",
@@ -117,6 +119,7 @@ _LIGHT = {
     "evaluate": "lightir.eval",
     "evaluate_index": "lightir.search.index_evaluation",
     "external_contract": "lightir.contract",
+    "publish_index": "lightir.publish",
     "read_documents": "lightir.data",
     "read_queries": "lightir.data",
 }

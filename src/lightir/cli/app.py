@@ -20,7 +20,7 @@ from lightir.lines import reading_with
 from lightir.version import __version__
 
 GROUPS = {
-    "search": ("demo", "search", "get", "serve", "mcp", "key", "rerank"),
+    "search": ("demo", "search", "get", "serve", "publish", "mcp", "key", "rerank"),
     "documents": ("encode", "index", "add", "watch", "set", "delete", "worker", "expand"),
     "models": ("cache", "distill", "adopt", "merge", "export"),
     "evaluation": ("evaluate", "tune", "bench"),

@@ -8,6 +8,16 @@ export class Refused extends Error {
   }
 }
 
+let makeBackend = (address) => new HttpBackend(address);
+
+/** Return what an element asks that was given no backend, and whose attribute `src` has an address or is missing. */
+export const defaultBackend = (address) => makeBackend(address);
+
+/** Set what `defaultBackend` returns: a function of an address, or of null. */
+export function setDefaultBackend(make) {
+  makeBackend = make;
+}
+
 export class HttpBackend {
   #key = null;
 

@@ -10,7 +10,7 @@
  * `lightir-change` (detail: query, mode and k).
  */
 
-import { HttpBackend, Refused } from "./backend.js";
+import { defaultBackend, Refused } from "./backend.js";
 import { DocumentDialog, DropDialog, KeyDialog, ShortcutsDialog } from "./dialogs.js";
 import { count, h, milliseconds } from "./dom.js";
 import { comparison, explanation, NAMES, ranking } from "./hits.js";
@@ -35,7 +35,7 @@ export class LightirSearch extends HTMLElement {
 
   connectedCallback() {
     if (this.shadowRoot) return this.#poll();
-    this.backend ??= new HttpBackend(this.getAttribute("src"));
+    this.backend ??= defaultBackend(this.getAttribute("src"));
     Object.assign(this.#state, {
       query: this.getAttribute("query") ?? "",
       mode: this.getAttribute("mode"),
@@ -108,8 +108,8 @@ export class LightirSearch extends HTMLElement {
     const body = h("div", { class: "body" }, this.rail, this.main);
     this.app = h("div", { class: "app", part: "app" }, form, this.error, this.encoding, body, this.said);
     this.app.hidden = true; // until the styles are there
-    sheet.addEventListener("load", () => this.#styled());
-    sheet.addEventListener("error", () => this.#styled());
+    this.styles = new Promise((resolve) => ["load", "error"].forEach((name) => sheet.addEventListener(name, resolve)));
+    this.styles.then(() => this.#styled());
     this.dialogs = {
       document: new DocumentDialog(),
       key: new KeyDialog((key) => this.#useKey(key)),
@@ -128,7 +128,7 @@ export class LightirSearch extends HTMLElement {
 
   async #start() {
     try {
-      this.info = await this.backend.info();
+      [this.info] = await Promise.all([this.backend.info(), this.styles]); // the width tells which sections are open
     } catch (error) {
       return this.#failed(error);
     }
@@ -183,7 +183,7 @@ export class LightirSearch extends HTMLElement {
     this.rail.replaceChildren(
       ...(filters ? [section("Filters", this.facets, this.ranges)] : []),
       section("Ranking", this.panel.element),
-      section("As code", this.code.element),
+      ...(this.backend.address ? [section("As code", this.code.element)] : []),
       section("Index", this.about),
     );
   }
@@ -267,7 +267,7 @@ export class LightirSearch extends HTMLElement {
     const explained = state.mode !== "compare" && parts.length > 1;
     this.legend.replaceChildren(...(explained ? parts.map((name) => h("span", { "data-branch": name }, NAMES[name])) : []));
     this.panel.show(state, answer);
-    this.code.show(this.backend.address, body, Boolean(this.backend.key));
+    if (this.backend.address) this.code.show(this.backend.address, body, Boolean(this.backend.key));
     this.#drawChips();
   }
 

@@ -1,0 +1,206 @@
+/** Search in a published index, in place of the service: the methods that <lightir-search> calls. */
+
+import { Refused } from "../page/backend.js";
+import { CountedWords } from "./counted_words.js";
+import { Dictionary } from "./dictionary.js";
+import { best, fused } from "./fusion.js";
+import { QueryTable } from "./query_table.js";
+import { Records } from "./records.js";
+import { snippet } from "./snippets.js";
+import { Store } from "./store.js";
+import { Vectors } from "./vectors.js";
+import { Analyzer } from "./words.js";
+
+const DEVIATIONS = 5; // by which an estimated score may be too low for a document to be among the best
+const REFINED_FIRST = 10; // documents beyond those asked for whose rows are read first
+const MAX_REFINED = 64; // documents whose rows are read after that
+const COMPLETED_MORE = 5; // documents beyond those asked for whose scores are made exact
+const DEPTH = 200;
+const MORE_PASSAGES = 3; // for each document asked for, whose scores are made exact
+const MAX_PASSAGES = 20; // of one document that a ranking may hold for each document asked for
+const LAST_WORD = /[\p{L}_](?<!_)[\p{L}\p{N}_]*$/u;
+const CAPITALS = /(?<![\p{L}\p{N}_])[A-Z]{2,}(?![\p{L}\p{N}_])/gu;
+
+export class PublishedBackend {
+  #parts = new Map();
+
+  /** @param {URL|string} address address of the published folder. */
+  constructor(address) {
+    this.store = new Store(address);
+  }
+
+  /** Describe the index; nothing but the publication's description is read. */
+  async info() {
+    const { name, counts, branches, default_mode, model, version } = await this.#manifest();
+    return { index: name, ...counts, pending: 0, branches, default_mode, model, version, contract: null, fields: {}, role: "read", read_only: true };
+  }
+
+  /**
+   * Search.
+   *
+   * @param {object} body `query`, and optionally `mode`, `k`, `fusion`, `weights` and `as_you_type`; as for the service.
+   */
+  async search(body) {
+    const [began, waited] = [performance.now(), this.store.waited_ms];
+    const { ids_only, k = 10 } = body;
+    if (ids_only) return { hits: [], facets: {} }; // there are no filters, whose values a page would count
+    const manifest = await this.#manifest();
+    if (body.filter) throw new Refused(422, "a published index has no filters");
+    const records = await this.#part("records", () => Records.open(this.store));
+    const found = body.query.trim() ? await this.#rank(body) : { rows: all(manifest.documents) };
+    const rows = records.firstOfDocuments(found.rows, k);
+    const analyzer = await this.#analyzer();
+    const wanted = new Set([...(await analyzer.words(body.query)).flatMap(([, terms]) => terms), ...(found.words?.completed ?? [])]);
+    const hits = await Promise.all(rows.map((row) => this.#hit(row, wanted, analyzer, records)));
+    const round_trip_ms = performance.now() - began;
+    return { hits, took_ms: Math.max(0, round_trip_ms - (this.store.waited_ms - waited)), round_trip_ms };
+  }
+
+  /** Explain a document's score by branch and by term. */
+  async explain(body) {
+    const records = await this.#part("records", () => Records.open(this.store));
+    const found = await this.#rank(body);
+    const at = records.indexOf(found.rows, body.doc_id);
+    if (at < 0) throw new Refused(404, `${body.doc_id} is not among the candidates`);
+    const row = found.rows[at];
+    const terms = {};
+    if (found.words) terms.tokens = await this.#parts.get("words").then((words) => words.termsOf(found.words, row.document));
+    if (found.vector) terms.dense = await this.#parts.get("vectors").then((vectors) => vectors.termsOf(found.vector, row.document));
+    const shown = { score: row.score, rank: at + 1, n_candidates: found.rows.length, fusion: found.fusion };
+    return { ...shown, branches: row.branches, terms };
+  }
+
+  /** Return a document with its whole text. */
+  async document(docId) {
+    const records = await this.#part("records", () => Records.open(this.store));
+    const document = await records.document(docId);
+    if (!document) throw new Refused(404, `there is no document ${docId}`);
+    return document;
+  }
+
+  #manifest() {
+    return this.#part("manifest", () => this.store.open());
+  }
+
+  /** Return a part of the publication, which is read once; after a failure the next search reads it again. */
+  #part(name, open) {
+    if (!this.#parts.has(name)) {
+      const opening = open();
+      this.#parts.set(name, opening);
+      opening.catch(() => this.#parts.delete(name));
+    }
+    return this.#parts.get(name);
+  }
+
+  /** Return the ranking of a query, and what it was computed from. */
+  async #rank({ query, mode, k = 10, fusion, weights, as_you_type }) {
+    const manifest = await this.#manifest();
+    const branches = branchesOf(mode, manifest);
+    const joined = fusionOf(fusion, weights, branches, manifest);
+    const depth = Math.max(joined.depth, (manifest.has_passages ? MAX_PASSAGES : 1) * k);
+    const [words, vector] = await Promise.all([
+      branches.includes("tokens") ? this.#wordQuery(query, as_you_type) : null,
+      branches.includes("dense") ? this.#part("table", () => QueryTable.open(this.store)).then((table) => table.encode(query)) : null,
+      branches.includes("dense") ? this.#part("vectors", () => Vectors.open(this.store)) : null,
+    ]);
+    const lists = [];
+    if (branches.includes("dense")) lists.push(await this.#denseBranch(vector?.vector));
+    if (branches.includes("tokens")) {
+      const scores = await (await this.#parts.get("words")).scores(words);
+      lists.push({ name: "tokens", scores, list: best(scores, depth, 0), slack: () => 0, reach: words.reach });
+    }
+    const join = () => fused(lists.map((branch) => ({ ...branch, list: branch.list ?? best(branch.scores, depth, branch.above) })), joined);
+    const rows = await this.#refined(join, manifest.has_passages ? MORE_PASSAGES * k : k, lists);
+    return { rows, words, vector, fusion: joined.name };
+  }
+
+  /** Return the dense branch with scores that are known without reading; a query without a vector finds nothing. */
+  async #denseBranch(query) {
+    const { documents } = await this.#manifest();
+    if (!query) return { name: "dense", scores: new Float64Array(documents), above: Infinity, slack: () => 0, reach: 1 };
+    const vectors = await this.#parts.get("vectors");
+    const refined = new Set();
+    const slack = (document) => (refined.has(document) ? 0 : DEVIATIONS * vectors.deviation(document));
+    return { name: "dense", scores: vectors.scores(query), above: -Infinity, slack, reach: 1, vectors, refined, query };
+  }
+
+  /** Return the ranking after the documents that may be among its k best have their exact dense scores. */
+  async #refined(join, k, lists) {
+    const dense = lists.find(({ refined }) => refined);
+    let rows = join();
+    if (!dense?.vectors.code) return rows;
+    const { vectors, refined, scores, query } = dense;
+    for (const limit of [k + REFINED_FIRST, MAX_REFINED]) {
+      const least = rows[k - 1]?.score ?? -Infinity;
+      const asked = rows.filter(({ document, score, upper }, place) => !refined.has(document) && (place < k || upper > least || score > least));
+      asked.sort((a, b) => b.upper - a.upper);
+      const documents = asked.slice(0, limit).map(({ document }) => document);
+      await vectors.refine(query, documents, scores);
+      documents.forEach((document) => refined.add(document));
+      rows = join();
+    }
+    await vectors.complete(query, rows.slice(0, k + COMPLETED_MORE).map(({ document }) => document), scores);
+    return join();
+  }
+
+  /** Return the terms of a query with their weights. */
+  async #wordQuery(query, asYouType) {
+    const [analyzer, words] = await Promise.all([this.#analyzer(), this.#part("words", () => CountedWords.open(this.store))]);
+    const inOrder = await analyzer.words(query);
+    const row = inOrder.flatMap(([, terms]) => terms);
+    const completed = asYouType ? await this.#completed(query, analyzer, words) : null;
+    const asking = questionTerms(query, inOrder, analyzer.questionWords);
+    const others = row.filter((term) => !asking.has(term));
+    const counted = others.length || completed ? others : row;
+    const weighted = await words.query(counted, completed);
+    return { ...weighted, completed: (completed?.entries ?? []).map(({ word }) => word) };
+  }
+
+  async #completed(query, analyzer, words) {
+    const last = query.match(LAST_WORD)?.[0];
+    if (last === undefined) return null;
+    const own = (await analyzer.words(last)).flatMap(([, terms]) => terms);
+    return words.completions(analyzer.plain(last.toLowerCase()), own);
+  }
+
+  #analyzer() {
+    return this.#part("analyzer", async () => {
+      const { analyzer } = await this.#manifest();
+      return new Analyzer(analyzer, analyzer.has_map ? await Dictionary.open(this.store, "words", true) : null);
+    });
+  }
+
+  async #hit({ document, score, branches }, wanted, analyzer, records) {
+    const { text, isCut, document_title, ...record } = await records.record(document);
+    const shown = snippet(text, wanted, analyzer, isCut);
+    return { ...record, score, branches, pending: false, ...shown, terms: [] };
+  }
+}
+
+function all(n) {
+  return Array.from({ length: n }, (_, document) => ({ document, score: 0, branches: {} }));
+}
+
+/** Return the branches that a mode searches. */
+function branchesOf(mode, { branches, default_mode }) {
+  const parts = (mode ?? default_mode).split("+");
+  const lacking = parts.find((part) => part !== "hybrid" && !branches.includes(part));
+  if (lacking) throw new Refused(422, `the published index has no ${lacking} branch; it has ${branches.join(", ")}`);
+  return branches.filter((branch) => parts.includes("hybrid") || parts.includes(branch));
+}
+
+/** Return how branches are joined: by the index's fusion unless another one, or other weights, are asked for. */
+function fusionOf(name, weights, branches, { fusions }) {
+  if (branches.length === 1) return { name: "linear:none", depth: DEPTH };
+  const chosen = fusions[name ?? ""];
+  if (!chosen) throw new Refused(422, `the published index has no fusion ${name}; it has ${Object.keys(fusions).filter(Boolean).join(", ")}`);
+  return weights ? { ...chosen, weights } : chosen;
+}
+
+/** Return the terms of a query that stand for question words alone; words in capitals count, such as WHO. */
+function questionTerms(query, words, questionWords) {
+  const inCapitals = new Set(query === query.toUpperCase() ? [] : (query.match(CAPITALS) ?? []).map((word) => word.toLowerCase()));
+  const asks = (word) => questionWords.has(word) && !inCapitals.has(word);
+  const others = new Set(words.filter(([word]) => !asks(word)).flatMap(([, terms]) => terms));
+  return new Set(words.filter(([word]) => asks(word)).flatMap(([, terms]) => terms.filter((term) => !others.has(term))));
+}

@@ -1,0 +1,103 @@
+/** The passage of a text with the most different words of a query, as lightir/search/snippets.py chooses it. */
+
+const LENGTH = 240;
+const LEAD = 40;
+const LONGEST_ENDING = 4;
+
+/**
+ * Return the best passage of a text and the places of the query's words in it, in code points.
+ *
+ * @param {string} text text, or its beginning.
+ * @param {Set<string>} wanted terms of the query.
+ * @param {object} analyzer analyzer of the publication.
+ * @param {boolean} isCut whether the text goes on.
+ */
+export function snippet(text, wanted, analyzer, isCut) {
+  const plain = text.trim().split(/\s+/).join(" ");
+  const points = Array.from(plain);
+  const matches = inPoints(plain, points, occurrences(plain, wanted, analyzer));
+  const [start, end] = points.length <= LENGTH ? [0, points.length] : passage(points, matches);
+  const before = start ? "…" : "";
+  const after = end < points.length || isCut ? "…" : "";
+  const shift = before.length - start;
+  const inside = matches.filter((match) => start <= match.start && match.end <= end);
+  const highlights = inside.map((match) => [match.start + shift, match.end + shift]);
+  return { snippet: before + points.slice(start, end).join("") + after, highlights };
+}
+
+/** Return the spans of a text that have any of the wanted terms, in text order. */
+function occurrences(text, wanted, analyzer) {
+  if (!wanted.size) return [];
+  const found = [];
+  for (const { word, start, end } of analyzer.cut(text)) {
+    if (analyzer.isUnspaced(word)) found.push(...pairsIn(word, start, wanted));
+    else {
+      const terms = termsIn(word.toLowerCase(), wanted, analyzer);
+      if (terms.length) found.push({ start, end, terms });
+    }
+  }
+  return found;
+}
+
+/** Return the wanted terms of a word. Stems that only the map knows are compared with the word's beginning. */
+function termsIn(word, wanted, analyzer) {
+  const terms = analyzer.termsOf(word).filter((term) => wanted.has(term));
+  if (terms.length || !analyzer.map || analyzer.known.has(word) || analyzer.isCertain(word)) return terms;
+  return [...wanted].filter((term) => term.length > 2 && word.startsWith(term) && word.length - term.length <= LONGEST_ENDING);
+}
+
+/** Return the wanted pairs of a run, before single characters. */
+function pairsIn(run, first, wanted) {
+  const characters = Array.from(run);
+  const found = [];
+  let start = first;
+  for (let i = 0; i < characters.length; ) {
+    const pair = characters[i] + (characters[i + 1] ?? "");
+    const taken = i + 1 < characters.length && wanted.has(pair) ? pair : characters[i];
+    const terms = [...new Set([taken, ...Array.from(taken)])].filter((term) => wanted.has(term));
+    if (terms.length) found.push({ start, end: start + taken.length, terms });
+    start += taken.length;
+    i += taken === characters[i] ? 1 : 2;
+  }
+  return found;
+}
+
+/** Return spans of a text's UTF-16 units as spans of its code points. */
+function inPoints(text, points, spans) {
+  if (text.length === points.length) return spans;
+  const place = new Map();
+  let unit = 0;
+  points.forEach((point, i) => {
+    place.set(unit, i);
+    unit += point.length;
+  });
+  place.set(unit, points.length);
+  return spans.map((span) => ({ ...span, start: place.get(span.start), end: place.get(span.end) }));
+}
+
+/** Return the start and the end of the passage, between words if blanks are near. */
+function passage(points, matches) {
+  const first = bestStart(matches, LENGTH - LEAD);
+  let start = Math.max(0, first - LEAD);
+  if (start) {
+    const blank = points.indexOf(" ", start - 1);
+    start = blank >= 0 && blank < first ? blank + 1 : start;
+  }
+  let end = Math.min(points.length, start + LENGTH);
+  if (end < points.length) {
+    const blank = points.lastIndexOf(" ", end);
+    end = blank >= start + LENGTH / 2 ? blank : end;
+  }
+  return [start, end];
+}
+
+/** Return the start of the first window with the most different terms; 0 without matches. */
+function bestStart(matches, length) {
+  let [most, start] = [0, 0];
+  matches.forEach((first, i) => {
+    const inside = matches.slice(i).filter((match, j) => j === 0 || match.end <= first.start + length);
+    const different = new Set(inside.flatMap(({ terms }) => terms)).size;
+    if (different > most) [most, start] = [different, first.start];
+  });
+  return start;
+}
