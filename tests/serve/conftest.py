@@ -71,6 +71,12 @@ def connect() -> Connect:
     return connected
 
 
+@pytest.fixture(scope="module")
+def connect_module() -> Connect:
+    """Return a function that serves an index in this process for all tests of a module."""
+    return connected
+
+
 @contextlib.contextmanager
 def served(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Serve an index in another process; yield the process and its address."""
