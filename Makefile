@@ -29,7 +29,7 @@ export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
 .PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters \
-	test-engines wheel lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
+	test-clients test-engines wheel lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
 
 setup: $(STAMP)
 
@@ -126,20 +126,27 @@ fetch-lowest: $(UV)
 test-adapters: $(ADAPTERS:%=test-adapter-%)
 
 test-adapter-%: setup | $(UV)
-	rm -rf build/adapters/$*
-	$(BIN)/python -m venv build/adapters/$*
-	$(call install,build/adapters/$*,requirements/$*.lock)
-	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$(build/adapters/$*/bin/python $(SITE))/behind.pth
+	$(call before_venv,build/adapters/$*,requirements/$*.lock)
 	$(UV) pip install -q --python build/adapters/$*/bin/python --no-deps --no-build-isolation ./packages/$*
 	cd packages/$* && $(CURDIR)/build/adapters/$*/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
 # Pushes to real engines and searches of them: Qdrant's engine and client, PostgreSQL with pgvector, milvus-lite.
 test-engines: setup | $(UV)
-	rm -rf build/engines
-	$(BIN)/python -m venv build/engines
-	$(call install,build/engines,requirements/engines.lock)
-	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$(build/engines/bin/python $(SITE))/behind.pth
+	$(call before_venv,build/engines,requirements/engines.lock)
 	LIGHTIR_ENGINES=1 build/engines/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/engines
+
+# Embedding classes of LangChain and LlamaIndex against the service.
+test-clients: setup | $(UV)
+	$(call before_venv,build/clients,requirements/clients.lock)
+	build/clients/bin/python -m pytest -q -p no:cacheprovider tests/serve/test_framework_clients.py $(PYTEST_ARGS)
+
+# An environment with a lock's packages, which sees those of .venv behind its own.
+define before_venv
+	rm -rf $(1)
+	$(BIN)/python -m venv $(1)
+	$(call install,$(1),$(2))
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$($(1)/bin/python $(SITE))/behind.pth
+endef
 
 SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 
@@ -184,7 +191,7 @@ lock: $(UV)
 	$(LOCK) --universal --python-version 3.11 -c requirements/dev.lock --extra serve -o requirements/serve.lock pyproject.toml
 	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
-	$(foreach adapter,$(ADAPTERS) engines,$(call lock_adapter,$(adapter)))
+	$(foreach adapter,$(ADAPTERS) engines clients,$(call lock_adapter,$(adapter)))
 	$(call lock_lowest,requirements/lowest.txt,)
 	$(call lock_lowest,requirements/lowest-train.txt,--extra train)
 

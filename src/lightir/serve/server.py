@@ -13,6 +13,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from lightir.serve.api_keys import ApiKeys
+from lightir.serve.bounded_heads import bounded_heads
 from lightir.serve.folder_index import FolderOptions
 from lightir.serve.http_app import create_app
 from lightir.serve.listening import address_of, listen
@@ -93,7 +94,7 @@ def serve_member(
             if member.commits_changes:
                 follow()
 
-        _run_until_signal(create_app(service, keys), sockets, tell, STOP_S)
+        _run_until_signal(create_app(service, keys), sockets, tell, options.timeout_s, STOP_S)
 
 
 def run_app(app: ASGIApp, options: ServeOptions, *, started: Callable[[str], None], stop_s: int = STOP_S) -> None:
@@ -109,13 +110,15 @@ def run_app(app: ASGIApp, options: ServeOptions, *, started: Callable[[str], Non
         StorageError: the address cannot be listened on.
     """
     listening = listen(options.host, options.port)
-    _run_until_signal(app, [listening], lambda: started(address_of(listening)), stop_s)
+    _run_until_signal(app, [listening], lambda: started(address_of(listening)), options.timeout_s, stop_s)
 
 
-def _run_until_signal(app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], stop_s: int) -> None:
+def _run_until_signal(
+    app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], head_s: float, stop_s: int
+) -> None:
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=bounded_heads(head_s),
         log_level="warning",
         access_log=False,
         server_header=False,
