@@ -18,7 +18,7 @@ const COMPLETED_MORE = 5; // documents beyond those asked for whose scores are m
 const DEPTH = 200;
 const MORE_PASSAGES = 3; // for each document asked for, whose scores are made exact
 const MAX_PASSAGES = 20; // of one document that a ranking may hold for each document asked for
-const LAST_WORD = /[\p{L}_](?<!_)[\p{L}\p{N}_]*$/u;
+const LAST_WORD = /[\p{L}\p{Nl}\p{No}][\p{L}\p{N}_]*$/u;
 const CAPITALS = /(?<![\p{L}\p{N}_])[A-Z]{2,}(?![\p{L}\p{N}_])/gu;
 
 export class PublishedBackend {
