@@ -251,6 +251,7 @@ wheel-check: setup
 	$(UV) pip install -q --python $(CHECKED)/venv/bin/python --verify-hashes -c requirements/dev.lock $(CHECKED)/*.whl
 	cd $(CHECKED) && venv/bin/python "$(CURDIR)/tests/light_rooms.py"
 	$(PYTHON) -m zipfile -l $(CHECKED)/*.whl | grep -q lightir/serve/page/index.html
+	$(PYTHON) -m zipfile -l $(CHECKED)/*.whl | grep -q lightir/publish/page/backend.js
 	mkdir -p $(ELSEWHERE)
 	tar xzf $(CHECKED)/lightir-*.tar.gz -C $(ELSEWHERE) --strip-components 1
 	$(call build_both,$(ELSEWHERE),$(CURDIR)/$(CHECKED)/again)

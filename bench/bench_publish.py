@@ -229,7 +229,7 @@ def agreement(index: Path, mode: str, got: Measured, queries: Sequence[Query]) -
     pairs = list(zip(expected, got.rankings, strict=True))
     same = np.mean([set(one) == set(other) for one, other in pairs])
     ordered = np.mean([one == other for one, other in pairs])
-    shared = np.mean([len({*one} & {*other}) / max(1, len(one)) for one, other in pairs])
+    shared = np.mean([len({*one} & {*other}) / len(one) if one else 1.0 for one, other in pairs])
     return f"| {mode} | {same:.1%} | {ordered:.1%} | {shared:.2%} |"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import re
@@ -21,11 +22,12 @@ from lightir.index import Index, IndexOptions, IndexWriter
 from lightir.publish import parts, publish_index, vector_files
 from lightir.publish.counted_files import stems_as_the_page
 from lightir.publish.table_files import wordpiece_settings
+from lightir.shards import Shard
 from lightir.types import Document
 from lightir.words.stems import stem
 from page_checks import HTML_FROM_TEXT, INLINE
 from pending_documents import pending_index
-from published_indexes import NODE, PIECES, WORDS, make_index, needs_node, random_documents, wordpiece
+from published_indexes import NODE, PIECES, WORDS, make_index, needs_node, random_documents, wordpiece, write_encoder
 from small_collections import animal_shard, build_flat, word_contract, word_table, write_folder
 
 PAGE = Path(lightir.publish.__file__).parent / "page"
@@ -66,6 +68,19 @@ def test_a_changed_index_gets_another_folder_of_data(pets: Path, tmp_path: Path)
     after = json.loads((tmp_path / "site" / "search.json").read_text())["folder"]
     assert before != after
     assert [path.name for path in (tmp_path / "site").glob("data-*")] == [after]
+
+
+def test_folders_of_this_machine_are_not_published(tmp_path: Path) -> None:
+    contract = write_encoder(tmp_path / "q", dim=4)
+    backbone = dataclasses.replace(contract.backbone, address=str(tmp_path / "models" / "mine"))
+    dataclasses.replace(contract, backbone=backbone).save(tmp_path / "q")
+    rows = np.ones((1, 4), np.float16) / 2
+    shard = Shard([Document("a", "cat")], rows, None)
+    build_flat([shard], tmp_path / "index", query_encoder=tmp_path / "q", progress=False)
+    with Index.open(tmp_path / "index") as index:
+        publish_index(index, tmp_path / "site", progress=False)
+    assert json.loads((tmp_path / "site" / "search.json").read_text())["model"] == "mine"
+    assert not [name for name, content in contents(tmp_path / "site").items() if str(tmp_path).encode() in content]
 
 
 def test_other_folders_are_not_replaced(pets: Path, tmp_path: Path) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lightir.contract import Fusion
+from lightir.contract import Contract, Fusion
 from lightir.index import Index, IndexOptions, IndexWriter, PassageOptions
+from lightir.pending import WorkOptions, work
 from lightir.publish import publish_index, vector_files
 from lightir.search import Searcher, SearchOptions
+from lightir.shards import Shard
 from lightir.types import Document
-from published_indexes import WORDS, ask, make_index, needs_node, random_documents
+from published_indexes import WORDS, ask, make_index, needs_node, random_documents, write_encoder
 
 pytestmark = needs_node
 
@@ -172,6 +176,27 @@ def test_what_was_read_is_not_read_again(pets: tuple[Path, Path]) -> None:
     assert (again["requests"], again["bytes"]) == (0, 0)
 
 
+def test_documents_without_words_and_a_single_one(tmp_path: Path) -> None:
+    for n in (1, 3):
+        with IndexWriter.create(tmp_path / f"{n}") as writer:
+            writer.add([Document(f"d{i}", "") for i in range(n)])
+        site = published(tmp_path / f"{n}", tmp_path / f"site{n}")
+        answers = ask(site, [("search", {"query": "cat"}), ("search", {"query": ""}), ("document", "d0")])
+        assert [len(answer["answer"]["hits"]) for answer in answers[:2]] == [0, n]
+        assert answers[2]["answer"] == {"doc_id": "d0", "title": "", "text": "", "metadata": {}}
+
+
+def test_vectors_alone_are_searched_and_texts_marked(tmp_path: Path) -> None:
+    index = make_index(tmp_path, random_documents(40), options=IndexOptions(analyzer=None))
+    check_rankings(index, published(index, tmp_path / "site"), queries=QUERIES, options={}, snippets=False)
+
+
+def test_random_queries_find_the_same(pets: tuple[Path, Path]) -> None:
+    rng = np.random.default_rng(4)
+    queries = [" ".join(rng.choice([*WORDS, "zebra", "?"], int(rng.integers(1, 9)))) for _ in range(60)]
+    check_rankings(*pets, queries=queries, options={"mode": "hybrid"})
+
+
 def test_a_query_of_white_space_lists_documents(pets: tuple[Path, Path]) -> None:
     index, site = pets
     (answer,) = ask(site, [("search", {"query": " ", "k": 7})])
@@ -247,10 +272,29 @@ def test_cut_parts_are_refused(pets: tuple[Path, Path], tmp_path: Path) -> None:
     assert "postings-0000.bin has" in answer["answer"]["error"]
 
 
-def test_the_best_passage_of_each_document_is_shown(tmp_path: Path) -> None:
+class HashEncoder:
+    """An encoder whose vectors depend on the texts."""
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+
+    def encode(self, documents: Sequence[Document]) -> Shard:
+        seeds = [zlib.crc32(document.text.encode()) for document in documents]
+        rows = np.array([np.random.default_rng(seed).standard_normal(16) for seed in seeds])
+        return Shard(list(documents), (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16), None)
+
+
+@pytest.mark.parametrize("kind", ["words", "vectors", "codes"])
+def test_the_best_passage_of_each_document_is_shown(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = IndexOptions(passages=PassageOptions(tokens=16), boosts={"title": 5})
-    with IndexWriter.create(tmp_path / "index", options=options) as writer:
+    contract = write_encoder(tmp_path / "q", dim=16, fusion=ABSOLUTE) if kind != "words" else None
+    encoder = None if contract is None else tmp_path / "q"
+    with IndexWriter.create(tmp_path / "index", options=options, contract=contract, query_encoder=encoder) as writer:
         writer.add(random_documents(50))
+    if contract is not None:
+        work(tmp_path / "index", HashEncoder(contract), WorkOptions(once=True), progress=False)
+    if kind == "codes":
+        monkeypatch.setattr(vector_files, "WHOLE_BYTES", 0)
     site = published(tmp_path / "index", tmp_path / "site")
     check_rankings(tmp_path / "index", site, queries=QUERIES, options={})
     (answer,) = ask(site, [("search", {"query": "cats kettles dogs", "k": 50})])
@@ -260,8 +304,8 @@ def test_the_best_passage_of_each_document_is_shown(tmp_path: Path) -> None:
     assert with_place
     requests = [("search", {"query": "cats kettles dogs", "k": 50}), *(("document", hit["doc_id"]) for hit in hits)]
     _, *documents = ask(site, requests)
-    with Index.open(tmp_path / "index") as index, Index.open(tmp_path / "index") as opened:
-        expected = {hit.doc_id: hit for hit in Searcher(opened).hits("cats kettles dogs", 50, SearchOptions(**EXACT))}
+    with Index.open(tmp_path / "index") as index:
+        expected = {hit.doc_id: hit for hit in Searcher(index).hits("cats kettles dogs", 50, SearchOptions(**EXACT))}
         for hit in with_place:
             passage = expected[hit["doc_id"]].passage
             assert passage is not None

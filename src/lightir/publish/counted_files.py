@@ -42,14 +42,14 @@ def analyzer_settings(analyzer: Analyzer) -> dict[str, Any]:
     """
     is_auto = analyzer.name.partition("-")[0] == "auto"
     kind = "auto" if is_auto else analyzer.name if analyzer.name in ("words", "chinese") else "two"
-    is_english = analyzer.language == "english"
+    is_english = analyzer.language == "english" and "+" not in analyzer.name  # stems of several languages are written
     return {
         "kind": kind,
         "english": is_english,
         "stems_itself": is_english and stems_as_the_page(),
         "folds": is_auto and analyzer.language in FOLDED,
         "stop_words": sorted(ENGLISH_STOP_WORDS) if is_english else [],
-        "question_words": sorted(QUESTION_WORDS) if is_english else [],
+        "question_words": sorted(QUESTION_WORDS) if analyzer.language == "english" else [],
     }
 
 

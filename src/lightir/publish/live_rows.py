@@ -89,7 +89,7 @@ class LiveRows:
                 rows[mine], scales[mine] = stored[at], stored_scales[at]
                 continue
             is_int8 = False
-            rows[mine], lows[mine], scales[mine] = _in_two_bytes(stored[at].astype(np.float64))
+            rows[mine], lows[mine], scales[mine] = _in_two_bytes(stored[at].astype(np.float32))
         return DenseBytes(rows, None if is_int8 else lows, scales)
 
     def counted_terms(self) -> CountedTerms:
@@ -112,7 +112,7 @@ class LiveRows:
         numbers, documents, counts = (np.concatenate([none, *column]) for column in zip(*parts, strict=True))
         order = np.lexsort((documents, numbers))
         kept, sizes = np.unique(numbers, return_counts=True)
-        starts = np.concatenate([none[:1], np.zeros(1, np.int64), np.cumsum(sizes)])
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         return CountedTerms([terms[i] for i in kept], starts, documents[order], counts[order], lengths)
 
     def _of_segment(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -129,7 +129,7 @@ def _terms_of(segment: Segment) -> list[str]:
     return [str(terms[i]) for i in range(len(terms))]
 
 
-def _in_two_bytes(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8], Floats]:
+def _in_two_bytes(values: Floats) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8], Floats]:
     """Return the first byte of each number, the second one, and a scale per row."""
     scales = (np.abs(values).max(axis=1, initial=0.0) / 127).astype(np.float32)
     in_steps = np.rint(values / np.where(scales > 0, scales, 1)[:, None] * 256)

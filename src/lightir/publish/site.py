@@ -136,7 +136,7 @@ def _write_data(
         "has_passages": view.has_passages,
         "branches": branches,
         "default_mode": "hybrid" if len(branches) > 1 else branches[0],
-        "model": None if view.contract is None else view.contract.backbone.address,
+        "model": None if view.contract is None else _public_name(view.contract.backbone.address),
         "fusions": _fusions(branches, view.contract) if len(branches) > 1 else {},
     }
     texts = (text for document in documents_of(rows) for text in _counted_texts(document, view))
@@ -151,6 +151,11 @@ def _write_data(
         write_documents(writer, rows, shown.update)
     data.rename(folder / f"data-{writer.digest}")
     return {**manifest, "folder": f"data-{writer.digest}", "part_bytes": PART_BYTES, "files": writer.files}
+
+
+def _public_name(address: str) -> str:
+    """Return the name of a model without the folders of this machine that it is in."""
+    return Path(address).name if address.startswith(("/", "~", ".")) else address
 
 
 def _counted_texts(document: Document, view: View) -> tuple[str, ...]:

@@ -16,9 +16,8 @@ const REFINED_FIRST = 10; // documents beyond those asked for whose rows are rea
 const MAX_REFINED = 64; // documents whose rows are read after that
 const COMPLETED_MORE = 5; // documents beyond those asked for whose scores are made exact
 const DEPTH = 200;
-const MORE_PASSAGES = 3; // for each document asked for, whose scores are made exact
 const MAX_PASSAGES = 20; // of one document that a ranking may hold for each document asked for
-const LAST_WORD = /[\p{L}_](?<!_)[\p{L}\p{N}_]*$/u;
+const LAST_WORD = /[\p{L}\p{Nl}\p{No}][\p{L}\p{N}_]*$/u;
 const CAPITALS = /(?<![\p{L}\p{N}_])[A-Z]{2,}(?![\p{L}\p{N}_])/gu;
 
 export class PublishedBackend {
@@ -47,7 +46,7 @@ export class PublishedBackend {
     const manifest = await this.#manifest();
     if (body.filter) throw new Refused(422, "a published index has no filters");
     const records = await this.#part("records", () => Records.open(this.store));
-    const found = body.query.trim() ? await this.#rank(body) : { rows: all(manifest.documents) };
+    const found = body.query.trim() ? await this.#rank(body, records) : { rows: all(manifest.documents) };
     const rows = records.firstOfDocuments(found.rows, k);
     const analyzer = await this.#analyzer();
     const wanted = new Set([...(await analyzer.words(body.query)).flatMap(([, terms]) => terms), ...(found.words?.completed ?? [])]);
@@ -59,7 +58,7 @@ export class PublishedBackend {
   /** Explain a document's score by branch and by term. */
   async explain(body) {
     const records = await this.#part("records", () => Records.open(this.store));
-    const found = await this.#rank(body);
+    const found = await this.#rank(body, records);
     const at = records.indexOf(found.rows, body.doc_id);
     if (at < 0) throw new Refused(404, `${body.doc_id} is not among the candidates`);
     const row = found.rows[at];
@@ -93,7 +92,7 @@ export class PublishedBackend {
   }
 
   /** Return the ranking of a query, and what it was computed from. */
-  async #rank({ query, mode, k = 10, fusion, weights, as_you_type }) {
+  async #rank({ query, mode, k = 10, fusion, weights, as_you_type }, records) {
     const manifest = await this.#manifest();
     const branches = branchesOf(mode, manifest);
     const joined = fusionOf(fusion, weights, branches, manifest);
@@ -110,7 +109,7 @@ export class PublishedBackend {
       lists.push({ name: "tokens", scores, list: best(scores, depth, 0), slack: () => 0, reach: words.reach });
     }
     const join = () => fused(lists.map((branch) => ({ ...branch, list: branch.list ?? best(branch.scores, depth, branch.above) })), joined);
-    const rows = await this.#refined(join, manifest.has_passages ? MORE_PASSAGES * k : k, lists);
+    const rows = await this.#refined(join, k, lists, records);
     return { rows, words, vector, fusion: joined.name };
   }
 
@@ -124,23 +123,31 @@ export class PublishedBackend {
     return { name: "dense", scores: vectors.scores(query), above: -Infinity, slack, reach: 1, vectors, refined, query };
   }
 
-  /** Return the ranking after the documents that may be among its k best have their exact dense scores. */
-  async #refined(join, k, lists) {
+  /** Return the ranking after the documents that may be among the k best have their exact dense scores. */
+  async #refined(join, k, lists, records) {
     const dense = lists.find(({ refined }) => refined);
     let rows = join();
     if (!dense?.vectors.code) return rows;
     const { vectors, refined, scores, query } = dense;
     for (const limit of [k + REFINED_FIRST, MAX_REFINED]) {
-      const least = rows[k - 1]?.score ?? -Infinity;
-      const asked = rows.filter(({ document, score, upper }, place) => !refined.has(document) && (place < k || upper > least || score > least));
+      const shown = records.firstOfDocuments(rows, k);
+      const least = shown.length < k ? -Infinity : shown[k - 1].score;
+      const asked = rows.filter(({ document, score, upper }) => !refined.has(document) && (upper > least || score >= least));
       asked.sort((a, b) => b.upper - a.upper);
       const documents = asked.slice(0, limit).map(({ document }) => document);
       await vectors.refine(query, documents, scores);
       documents.forEach((document) => refined.add(document));
       rows = join();
     }
-    await vectors.complete(query, rows.slice(0, k + COMPLETED_MORE).map(({ document }) => document), scores);
-    return join();
+    const completed = new Set();
+    const isLacking = ({ document }) => !completed.has(document);
+    while (records.firstOfDocuments(rows, k).some(isLacking)) {
+      const documents = records.firstOfDocuments(rows, k + COMPLETED_MORE).filter(isLacking).map(({ document }) => document);
+      await vectors.complete(query, documents, scores);
+      documents.forEach((document) => refined.add(document) && completed.add(document));
+      rows = join();
+    }
+    return rows;
   }
 
   /** Return the terms of a query with their weights. */

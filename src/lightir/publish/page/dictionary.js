@@ -32,19 +32,19 @@ export class Dictionary {
     const wanted = BYTES.encode(word);
     const at = this.#blockOf(wanted);
     if (at < 0) return null;
-    const entry = (await this.#entries(at)).find(({ key }) => compare(key, wanted) === 0);
+    const entry = (await this.#entries([at]))[0].find(({ key }) => compare(key, wanted) === 0);
     return entry ?? null;
   }
 
   /** Return all entries whose words begin with a text. */
   async beginning(text) {
     const wanted = BYTES.encode(text);
-    const found = [];
+    const places = [];
     for (let at = Math.max(0, this.#blockOf(wanted)); at < this.blocks.length; at += 1) {
       if (compare(this.blocks[at].first.subarray(0, wanted.length), wanted) > 0) break;
-      found.push(this.#entries(at));
+      places.push(at);
     }
-    const entries = (await Promise.all(found)).flat();
+    const entries = (await this.#entries(places)).flat();
     return entries.filter(({ key }) => compare(key.subarray(0, wanted.length), wanted) === 0);
   }
 
@@ -58,17 +58,16 @@ export class Dictionary {
     return low - 1;
   }
 
-  #entries(at) {
-    if (!this.read.has(at)) {
-      const reading = this.#read(this.blocks[at]);
-      this.read.set(at, reading);
-      reading.catch(() => this.read.delete(at));
-    }
-    return this.read.get(at);
+  /** Return the entries of blocks; adjacent ones are read together. */
+  async #entries(places) {
+    const lacking = places.filter((at) => !this.read.has(at));
+    const read = await this.store.ranges(this.name, lacking.map((at) => [this.blocks[at].start, this.blocks[at].end]));
+    lacking.forEach((at, i) => this.read.set(at, this.#entriesOf(read[i], this.blocks[at].base)));
+    return places.map((at) => this.read.get(at));
   }
 
-  async #read({ start, end, base }) {
-    const reader = new Reader(await this.store.range(this.name, start, end));
+  #entriesOf(bytes, base) {
+    const reader = new Reader(bytes);
     const entries = [];
     let key = new Uint8Array(0);
     let offset = base;
