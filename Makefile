@@ -133,7 +133,8 @@ test-adapter-%: setup | $(UV)
 	$(UV) pip install -q --python build/adapters/$*/bin/python --no-deps --no-build-isolation ./packages/$*
 	cd packages/$* && $(CURDIR)/build/adapters/$*/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
-# Pushes to real engines and searches of them: Qdrant's engine and client, PostgreSQL with pgvector, milvus-lite.
+# Pushes to real engines and searches of them: Qdrant's engine and client, PostgreSQL with pgvector; and to small servers with
+# the interfaces of Milvus, Elasticsearch and OpenSearch.
 test-engines: setup | $(UV)
 	rm -rf build/engines
 	$(BIN)/python -m venv build/engines
