@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def started(program: str, folder: Path, *arguments: str, port: int) -> Iterator[
     """Run a program of the environment until the block ends; wait until it listens on a port."""
     command = [str(Path(sys.executable).with_name(program)), *arguments]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             for _ in range(300):
                 with socket.socket() as probe:
@@ -59,7 +60,7 @@ def started(program: str, folder: Path, *arguments: str, port: int) -> Iterator[
                 time.sleep(0.1)
             yield port
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)  # some programs are launchers of others
             process.wait()
 
 
