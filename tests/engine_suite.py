@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,8 @@ NOW = PushOptions(batch=64, attempts=1, wait_s=0)
 FUSIONS = ("linear", "linear:min-max", "linear:z-score", "absolute", "rrf", "rrf:5", "dbsf")
 
 
-def contract() -> Contract:
-    return word_contract(vocab_size=VOCAB_SIZE, dim=DIM)
+def contract(**changes: Any) -> Contract:
+    return word_contract(vocab_size=VOCAB_SIZE, dim=DIM, **changes)
 
 
 def shard(n: int = N, seed: int = 0) -> Shard:
@@ -48,8 +49,9 @@ def shard(n: int = N, seed: int = 0) -> Shard:
 class RandomQueries:
     """A query encoder that gives a text the vectors of its seed; "" has none."""
 
-    contract = contract()
-    document_fingerprint = contract.document_fingerprint
+    def __init__(self, of: Contract | None = None) -> None:
+        self.contract = of or contract()
+        self.document_fingerprint = self.contract.document_fingerprint
 
     def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
         dense = np.zeros((len(texts), DIM), np.float32)

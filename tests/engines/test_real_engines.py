@@ -1,9 +1,10 @@
-"""Pushes, searches and reads of real engines: Qdrant, PostgreSQL with pgvector, and milvus-lite behind Milvus's API."""
+"""Pushes, searches and reads of real engines, and of small servers with the interfaces of three others."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import engine_suite as suite
 from fake_endpoint import DIM, text_vector
 from lightir.cli import main
 from lightir.engines import CollectionRecord, Engine, EngineAddress, EngineFailed, open_engine, push_index
+from lightir.engines.http_json import JsonOverHttp
 from lightir.engines.qdrant import Qdrant
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput
 from lightir.eval import read_run
@@ -35,7 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # the clients' own
 ]
 WORDS = ["river", "stone", "cloud", "engine", "violin", "harbor", "planet", "copper", "meadow", "lantern"]
-KINDS = ("qdrant-edge", "qdrant-local", "postgresql", "milvus")
+KINDS = ("qdrant-edge", "qdrant-local", "postgresql", "milvus", "elasticsearch")
 
 
 def free_port() -> int:
@@ -45,11 +47,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def milvus_server(folder: Path) -> Iterator[int]:
-    port = free_port()
-    command = [str(Path(sys.executable).with_name("milvus-lite")), "server", "--host", "127.0.0.1"]
+def started(program: str, folder: Path, *arguments: str, port: int) -> Iterator[int]:
+    """Run a program of the environment until the block ends; wait until it listens on a port."""
+    command = [str(Path(sys.executable).with_name(program)), *arguments]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([*command, "--port", str(port), "--data-dir", str(folder / "data")], stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             for _ in range(300):
                 with socket.socket() as probe:
@@ -58,13 +60,23 @@ def milvus_server(folder: Path) -> Iterator[int]:
                 time.sleep(0.1)
             yield port
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)  # some programs are launchers of others
             process.wait()
 
 
 @pytest.fixture(scope="module")
 def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with milvus_server(tmp_path_factory.mktemp("milvus")) as port:
+    folder, port = tmp_path_factory.mktemp("milvus"), free_port()
+    arguments = ["server", "--host", "127.0.0.1", "--port", str(port), "--data-dir", str(folder / "data")]
+    with started("milvus-lite", folder, *arguments, port=port):
+        yield port
+
+
+@pytest.fixture(scope="module")
+def elasticsearch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    folder, port = tmp_path_factory.mktemp("elasticsearch"), free_port()
+    arguments = ["start", "--only", "elasticsearch", "--elasticsearch-port", str(port), "--data-dir", str(folder)]
+    with started("noida-db", folder, *arguments, port=port):
         yield port
 
 
@@ -92,6 +104,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
         opened = open_engine(f"qdrant://{tmp_path}/qdrant?collection=docs")
     elif kind == "milvus":
         opened = open_engine(f"milvus://127.0.0.1:{request.getfixturevalue('milvus')}/docs")
+    elif kind == "elasticsearch":
+        opened = open_engine(f"elasticsearch://127.0.0.1:{request.getfixturevalue('elasticsearch')}/docs")
     else:
         opened = open_engine(f"{request.getfixturevalue('postgres')}&table=docs")
     opened.drop()
@@ -115,7 +129,11 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
 def test_an_engine_ranks_like_the_index_and_gets_every_change_once(engine: Engine, folder: Path) -> None:
     suite.assert_push_and_search(engine, folder)
     suite.assert_reads_back(engine, folder)
-    suite.assert_fuses_natively(engine, folder)
+    if engine.address.kind == "elasticsearch":
+        with pytest.raises(InvalidInput, match="not supported for elasticsearch"):
+            suite.assert_fuses_natively(engine, folder)
+    else:
+        suite.assert_fuses_natively(engine, folder)
     suite.assert_changes_are_pushed(engine, folder)
 
 
@@ -260,7 +278,24 @@ def foreign_milvus(port: int, texts: list[str], vectors: np.ndarray) -> str:
     return f"milvus://127.0.0.1:{port}/foreign"
 
 
-@pytest.mark.parametrize("kind", ["qdrant", "postgresql", "milvus"])
+def foreign_elasticsearch(port: int, texts: list[str], vectors: np.ndarray) -> str:
+    server = JsonOverHttp(f"http://127.0.0.1:{port}", key=None, key_scheme="")
+    field = {
+        "type": "dense_vector",
+        "dims": DIM,
+        "similarity": "cosine",
+        "index": True,
+        "index_options": {"type": "hnsw"},
+    }
+    server.ask("PUT", "/foreign", {"mappings": {"properties": {"emb": field}}})
+    lines = []
+    for i, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
+        lines += [{"index": {"_id": str(i + 1)}}, {"content": text, "emb": vector.tolist(), "lang": "en"}]
+    assert not server.ask("POST", "/foreign/_bulk?refresh=true", lines)["errors"]
+    return f"elasticsearch://127.0.0.1:{port}/foreign"
+
+
+@pytest.mark.parametrize("kind", ["qdrant", "postgresql", "milvus", "elasticsearch"])
 def test_a_collection_of_another_program_is_adopted_and_searched(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +304,8 @@ def test_a_collection_of_another_program_is_adopted_and_searched(
         address = foreign_qdrant(tmp_path, texts, vectors)
     elif kind == "postgresql":
         address = foreign_postgres(request.getfixturevalue("postgres"), texts, vectors)
+    elif kind == "elasticsearch":
+        address = foreign_elasticsearch(request.getfixturevalue("elasticsearch"), texts, vectors)
     else:
         address = foreign_milvus(request.getfixturevalue("milvus"), texts, vectors)
     tiny_tokenizer().save(tmp_path / "tokenizer.json")
@@ -282,5 +319,35 @@ def test_a_collection_of_another_program_is_adopted_and_searched(
     assert [int(hit["doc_id"]) - 1 for hit in hits] == np.argsort(-cosines, kind="stable")[:10].tolist()
     assert hits[0]["snippet"] == texts[int(hits[0]["doc_id"]) - 1]
     np.testing.assert_allclose([hit["score"] for hit in hits], np.sort(cosines)[::-1][:10], atol=1e-5)
-    metadata = {"qdrant": {"lang": "en"}, "postgresql": {"made": "2026-01-02"}, "milvus": {}}
+    metadata = {
+        "qdrant": {"lang": "en"},
+        "elasticsearch": {"lang": "en"},
+        "postgresql": {"made": "2026-01-02"},
+        "milvus": {},
+    }
     assert hits[0]["metadata"] == metadata[kind]
+
+
+def test_sparse_vectors_rank_like_the_index_on_a_server_with_the_interface_of_opensearch(
+    tmp_path: Path,
+) -> None:
+    from osmem_server import OsmemServer
+
+    shard, sparse_alone = suite.shard(), suite.contract(dense=None)
+    shard = suite.Shard(shard.documents, None, shard.sparse)
+    suite.build_index([shard], tmp_path / "i", contract=sparse_alone, progress=False)
+    queries = suite.RandomQueries(sparse_alone)
+    with OsmemServer.start() as server, Index.open(tmp_path / "i") as index:
+        engine = open_engine(f"{server.url.replace('http:', 'opensearch:')}/docs")
+        assert push_index(index, engine, suite.NOW).sent == suite.N
+        assert push_index(index, engine, suite.NOW).unchanged == suite.N
+        own = suite.Searcher(index, queries).search(suite.QUERIES, 20, suite.SearchOptions(mode="sparse"))
+        run = suite.EngineSearcher(engine, queries).search(suite.QUERIES, 20)
+        assert {query_id: list(ranking.doc_ids) for query_id, ranking in run.items()} == {
+            query_id: list(ranking.doc_ids) for query_id, ranking in own.items()
+        }
+        (document,) = engine.fetch(["d003"], ("sparse",)).documents
+        assert document == index.get(["d003"])["d003"]
+        engine.delete(["d003", "no such id"])
+        engine.finish()
+        assert engine.count() == suite.N - 1

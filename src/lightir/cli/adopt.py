@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HELP = "fit a query table to a vector database's collection (needs lightir[train])"
 EXAMPLES = """
   lightir adopt qdrant://localhost:6333/docs --vector-model text-embedding-3-small --out model
-  lightir adopt "postgresql://me@localhost/shop?table=items&text=body" --vector-model bge-m3 --out model
+  lightir adopt "postgresql://me@localhost/shop?table=items" --vector-model bge-m3 --out model
 """
 
 

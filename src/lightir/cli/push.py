@@ -1,4 +1,4 @@
-"""Push the documents and vectors of an index to a vector database: Qdrant, Milvus, or PostgreSQL with pgvector.
+"""Push the documents and vectors of an index to Qdrant, Milvus, PostgreSQL with pgvector, Elasticsearch or OpenSearch.
 
 The engine then holds the documents, their dense vectors and their learned sparse vectors. It is searched by model-free
 queries (lightir search ADDRESS QUERY --query-encoder INDEX). BM25's words stay in the index.
@@ -29,7 +29,8 @@ EXAMPLES = """
 ON_INTERRUPT = "the rows that were sent are kept; the same command continues"
 ADDRESS_HELP = (
     "address of a collection: qdrant://HOST[:PORT]/COLLECTION, milvus://HOST[:PORT]/COLLECTION, "
-    "postgresql://[USER@]HOST[:PORT]/DATABASE?table=TABLE, or a local folder or file as in "
+    "postgresql://[USER@]HOST[:PORT]/DATABASE?table=TABLE, elasticsearch://HOST[:PORT]/INDEX, "
+    "opensearch://HOST[:PORT]/INDEX, or a local folder or file as in "
     "qdrant:///FOLDER?collection=NAME"
 )
 

@@ -18,6 +18,8 @@ PORTS: Mapping[str, int] = {
     "qdrant": 6333,
     "milvus": 19530,
     "postgresql": 5432,
+    "elasticsearch": 9200,
+    "opensearch": 9200,
 }
 """Default port of each kind of engine."""
 

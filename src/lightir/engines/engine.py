@@ -20,6 +20,8 @@ MODULES: Mapping[str, str] = {
     "qdrant": "lightir.engines.qdrant:Qdrant",
     "milvus": "lightir.engines.milvus:Milvus",
     "postgresql": "lightir.engines.postgres:Postgres",
+    "elasticsearch": "lightir.engines.elasticsearch:Elasticsearch",
+    "opensearch": "lightir.engines.opensearch:OpenSearch",
 }
 """Module and class of each kind of engine."""
 

@@ -55,7 +55,7 @@ class EndpointOptions:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; expected above 0")
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, which would send texts and key to another host."""
 
     def redirect_request(self, *arguments: Any, **keywords: Any) -> None:
@@ -95,7 +95,7 @@ class EmbeddingsEndpoint:
         self.url, self.model, self.host = url.rstrip("/"), model, parts.hostname
         self._sleep = sleep
         self._key = _key(self.options.key_variable)
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._opener = urllib.request.build_opener(NoRedirect)
 
     def encode(self, texts: Sequence[str]) -> Floats:
         """Return the vectors of texts, (n, dim) float32 as the endpoint gives them, in batches of the options.
