@@ -170,7 +170,7 @@ lock: $(UV)
 	$(LOCK) --python-version 3.11 --python-platform linux -c requirements/dev.lock -o requirements/run.lock pyproject.toml
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		-c requirements/dev.lock --no-emit-package torch --extra train -o requirements/encode.lock pyproject.toml
-	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
+	$(LOCK) --universal --python-version 3.12 --extra encode --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
 	$(foreach adapter,$(ADAPTERS),$(call lock_adapter,$(adapter)))
 	$(call lock_lowest,requirements/lowest.txt,)
@@ -182,7 +182,7 @@ define lock_adapter
 endef
 
 define lock_lowest
-	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra eval --extra files --extra parquet --extra mcp \
+	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra encode --extra eval --extra files --extra parquet --extra mcp \
 		$(2) -o $(1) pyproject.toml requirements/tests.in
 endef
 

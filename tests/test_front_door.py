@@ -75,4 +75,4 @@ print("HELP", pydoc.render_doc(lightir, renderer=pydoc.plaintext))
     errors, _, shown = in_a_new_process(BLOCK_TORCH + code).partition("HELP")
     assert [line.split()[0] for line in errors.splitlines() if "pip install 'lightir[train]'" in line] == HEAVY
     assert "build_index(" in shown
-    assert "encode_corpus(" not in shown
+    assert "cache_vocabulary(" not in shown

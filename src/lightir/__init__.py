@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
     from lightir.contract import external_contract
     from lightir.data import Dataset, read_documents, read_queries
-    from lightir.encode.documents import encode_corpus
     from lightir.encode.full_queries import FullQueryEncoder
-    from lightir.encode.model_encoder import ModelEncoder, encode_pending
     from lightir.encode.model_evaluation import evaluate_model
     from lightir.encode.model_search import late_searcher, reranking_searcher
     from lightir.encode.vocabulary import cache_vocabulary
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from lightir.lines import ReadOptions
     from lightir.query import CachedQueryEncoder
     from lightir.query.fallback import FallbackQueryEncoder
+    from lightir.runtime.documents import encode_corpus
+    from lightir.runtime.model_encoder import ModelEncoder, encode_pending
     from lightir.search import (
         ExternalDocumentEncoder,
         ExternalQueryEncoder,
@@ -104,6 +104,7 @@ _LIGHT = {
     "LateSearcher": "lightir.search",
     "LightirError": "lightir.errors",
     "LiveIndex": "lightir.search",
+    "ModelEncoder": "lightir.runtime.model_encoder",
     "PageOptions": "lightir.search",
     "PassageOptions": "lightir.index",
     "Query": "lightir.types",
@@ -114,6 +115,8 @@ _LIGHT = {
     "TextModel": "lightir.search",
     "VectorsReader": "lightir.shards",
     "build_index": "lightir.index",
+    "encode_corpus": "lightir.runtime.documents",
+    "encode_pending": "lightir.runtime.model_encoder",
     "evaluate": "lightir.eval",
     "evaluate_index": "lightir.search.index_evaluation",
     "external_contract": "lightir.contract",
@@ -122,12 +125,9 @@ _LIGHT = {
 }
 _HEAVY = {
     "FullQueryEncoder": "lightir.encode.full_queries",
-    "ModelEncoder": "lightir.encode.model_encoder",
     "cache_vocabulary": "lightir.encode.vocabulary",
     "distill": "lightir.train.distill.distillation",
     "distill_external": "lightir.train.distill.external",
-    "encode_corpus": "lightir.encode.documents",
-    "encode_pending": "lightir.encode.model_encoder",
     "evaluate_model": "lightir.encode.model_evaluation",
     "late_searcher": "lightir.encode.model_search",
     "reranking_searcher": "lightir.encode.model_search",
