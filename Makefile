@@ -26,7 +26,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters wheel lock \
+.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters wheel wheels lock \
 	test-native test-threads fuzz check licenses audit bench docs wheel-check clean
 
 setup: $(STAMP)
@@ -138,6 +138,23 @@ wheel: $(UV)
 	rm -rf build/wheels
 	$(call build_wheel,build/wheels)
 
+# The wheels of a release in dist: Linux on x86-64 and aarch64, for Python 3.11 and, with one file, for 3.12 and all later
+# versions. PYTHON311 and PYTHON312 are where these are.
+PYTHON311 ?= python3.11
+PYTHON312 ?= python3.12
+ZIG := build/zig/bin
+wheels: $(UV) $(ZIG)/auditwheel
+	rm -rf dist
+	mkdir -p dist
+	$(foreach python,$(PYTHON311) $(PYTHON312),$(ZIG)/python requirements/wheels.py --uv $(UV) --python $(python) --out dist && ) true
+	rm -rf dist/raw
+	@ls -l dist
+
+$(ZIG)/auditwheel: requirements/wheels.lock | $(UV)
+	$(PYTHON) -m venv build/zig
+	$(call install,build/zig,$<)
+	touch $@
+
 # A fresh environment with a lock's packages and lightir's wheel, from WHEEL or built with requirements/build.lock.
 define environment
 	rm -rf $(1)
@@ -162,6 +179,7 @@ lock: $(UV)
 	$(LOCK) --python-version 3.11 -o requirements/models.lock --no-deps requirements/models.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/build.lock requirements/build.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/audit.lock requirements/audit.in
+	$(LOCK) --universal --python-version 3.11 -o requirements/wheels.lock requirements/wheels.in
 	$(LOCK) --python-version 3.11 --python-platform linux -o requirements/torch-cuda.lock requirements/torch.in
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		--no-emit-package torch --all-extras -o requirements/dev.lock pyproject.toml

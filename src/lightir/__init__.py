@@ -44,49 +44,49 @@ if TYPE_CHECKING:
     from lightir.train.stages.registry import train_file
     from lightir.types import Document, Hit, Query
 
-__all__ = [
-    "CachedQueryEncoder",
-    "Dataset",
-    "Document",
-    "ExternalDocumentEncoder",
-    "ExternalQueryEncoder",
-    "FallbackQueryEncoder",
-    "Field",
-    "FullQueryEncoder",
-    "Hit",
-    "Index",
-    "IndexOptions",
-    "IndexWriter",
-    "LateOptions",
-    "LateSearcher",
-    "LightirError",
-    "LiveIndex",
-    "ModelEncoder",
-    "PageOptions",
-    "PassageOptions",
-    "Query",
-    "ReadOptions",
-    "Schema",
-    "SearchOptions",
-    "Searcher",
-    "TextModel",
-    "VectorsReader",
-    "build_index",
-    "cache_vocabulary",
-    "distill",
-    "distill_external",
-    "encode_corpus",
-    "encode_pending",
-    "evaluate",
-    "evaluate_index",
-    "evaluate_model",
-    "external_contract",
-    "late_searcher",
-    "read_documents",
-    "read_queries",
-    "reranking_searcher",
-    "train_file",
-]
+    __all__ = [
+        "CachedQueryEncoder",
+        "Dataset",
+        "Document",
+        "ExternalDocumentEncoder",
+        "ExternalQueryEncoder",
+        "FallbackQueryEncoder",
+        "Field",
+        "FullQueryEncoder",
+        "Hit",
+        "Index",
+        "IndexOptions",
+        "IndexWriter",
+        "LateOptions",
+        "LateSearcher",
+        "LightirError",
+        "LiveIndex",
+        "ModelEncoder",
+        "PageOptions",
+        "PassageOptions",
+        "Query",
+        "ReadOptions",
+        "Schema",
+        "SearchOptions",
+        "Searcher",
+        "TextModel",
+        "VectorsReader",
+        "build_index",
+        "cache_vocabulary",
+        "distill",
+        "distill_external",
+        "encode_corpus",
+        "encode_pending",
+        "evaluate",
+        "evaluate_index",
+        "evaluate_model",
+        "external_contract",
+        "late_searcher",
+        "read_documents",
+        "read_queries",
+        "reranking_searcher",
+        "train_file",
+    ]
 
 _LIGHT = {
     "CachedQueryEncoder": "lightir.query",
@@ -139,6 +139,8 @@ _HEAVY = {
 def __getattr__(name: str) -> Any:
     import importlib
 
+    if name == "__all__":  # `from lightir import *`
+        return [public for public in __dir__() if public in _LIGHT or public in _HEAVY]
     module = _LIGHT.get(name) or _HEAVY.get(name)
     if module is None:
         raise AttributeError(f"module 'lightir' has no attribute {name!r}")
@@ -147,7 +149,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the available names, without those that require torch if it is missing: help() accesses every name."""
+    """List the available names, without those that require torch if it is missing: help() and `import *` access all."""
     import importlib.util
 
     heavy = _HEAVY if importlib.util.find_spec("torch") is not None else {}

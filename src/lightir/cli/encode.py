@@ -50,8 +50,9 @@ def run(args: argparse.Namespace) -> None:
     from lightir.runtime.loading import require_runtime
 
     documents = read_documents(args.corpus, fields=args.fields)
-    runtime = require_runtime(resolve_model_folder(args.model), args.runtime)
+    folder = resolve_model_folder(args.model)
     require_new_vectors(args.out, resume=args.resume)
+    runtime = require_runtime(folder, args.runtime)
 
     options = EncodeOptions(
         batch_tokens=args.batch_tokens,

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from lightir.contract import Contract, DenseHead, hash_arrays
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
+from lightir.provenance import usable_cores
 from lightir.runtime.backbone_files import backbone_path, weights_hash
 from lightir.runtime.bert_files import BertFiles
 from lightir.runtime.bert_graph import IDS, LENGTHS, STATES, bert_graph
@@ -165,8 +166,7 @@ def n_threads() -> int:
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted):
         return int(wanted)
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return usable_cores()
 
 
 def _require_supported(options: EncodeOptions) -> None:
