@@ -18,7 +18,7 @@ SOURCES := $(shell find src/lightir -name "*.py")
 # Adapters to other frameworks, which have environments of their own; the other packages are models.
 ADAPTERS := langchain-lightir llama-index-retrievers-lightir lightir-haystack
 # Extras of the development environment: all but the clients of engines, which have an environment of their own.
-DEV_EXTRAS := train eval parquet files serve mcp datasets tensorboard ann quantize nf4 gpu dev
+DEV_EXTRAS := encode train eval mteb parquet files serve mcp datasets tensorboard ann quantize nf4 gpu dev
 PACKAGES := $(filter-out $(ADAPTERS:%=packages/%/pyproject.toml),$(wildcard packages/*/pyproject.toml))
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*.hpp native/*.cpp)
 
@@ -28,8 +28,8 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters \
-	test-clients test-engines wheel lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
+.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters test-clients \
+	test-engines wheel wheels lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
 
 setup: $(STAMP)
 
@@ -156,6 +156,23 @@ wheel: $(UV)
 	rm -rf build/wheels
 	$(call build_wheel,build/wheels)
 
+# The wheels of a release in dist: Linux on x86-64 and aarch64, for Python 3.11 and, with one file, for 3.12 and all later
+# versions. PYTHON311 and PYTHON312 are where these are.
+PYTHON311 ?= python3.11
+PYTHON312 ?= python3.12
+ZIG := build/zig/bin
+wheels: $(UV) $(ZIG)/auditwheel
+	rm -rf dist
+	mkdir -p dist
+	$(foreach python,$(PYTHON311) $(PYTHON312),$(ZIG)/python requirements/wheels.py --uv $(UV) --python $(python) --out dist && ) true
+	rm -rf dist/raw
+	@ls -l dist
+
+$(ZIG)/auditwheel: requirements/wheels.lock | $(UV)
+	$(PYTHON) -m venv build/zig
+	$(call install,build/zig,$<)
+	touch $@
+
 # A fresh environment with a lock's packages and lightir's wheel, from WHEEL or built with requirements/build.lock.
 define environment
 	rm -rf $(1)
@@ -181,6 +198,7 @@ lock: $(UV)
 	$(LOCK) --universal --python-version 3.11 -o requirements/build.lock requirements/build.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/audit.lock requirements/audit.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/site.lock requirements/site.in
+	$(LOCK) --universal --python-version 3.11 -o requirements/wheels.lock requirements/wheels.in
 	$(LOCK) --python-version 3.11 --python-platform linux -o requirements/torch-cuda.lock requirements/torch.in
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		--no-emit-package torch $(DEV_EXTRAS:%=--extra %) -o requirements/dev.lock pyproject.toml
@@ -190,7 +208,7 @@ lock: $(UV)
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		-c requirements/dev.lock --no-emit-package torch --extra train -o requirements/encode.lock pyproject.toml
 	$(LOCK) --universal --python-version 3.11 -c requirements/dev.lock --extra serve -o requirements/serve.lock pyproject.toml
-	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
+	$(LOCK) --universal --python-version 3.12 --extra encode --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
 	$(foreach adapter,$(ADAPTERS) engines clients,$(call lock_adapter,$(adapter)))
 	$(call lock_lowest,requirements/lowest.txt,)
@@ -202,7 +220,7 @@ define lock_adapter
 endef
 
 define lock_lowest
-	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra eval --extra files --extra parquet --extra mcp \
+	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra encode --extra eval --extra files --extra parquet --extra mcp \
 		$(2) -o $(1) pyproject.toml requirements/tests.in
 endef
 

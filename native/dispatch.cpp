@@ -12,20 +12,38 @@
 namespace lightir {
 namespace {
 
+#ifdef LIGHTIR_X86
+// Whether all bits of a mask are set.
+bool has(unsigned bits, unsigned mask) { return (bits & mask) == mask; }
+
+// The vector registers that the system saves when it switches threads (XCR0); 0 if it saves none.
+unsigned saved_registers(unsigned leaf1_ecx) {
+    constexpr unsigned osxsave = 1u << 27;
+    if (!has(leaf1_ecx, osxsave)) return 0;
+    unsigned low = 0, high = 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+#endif
+
+// By cpuid and xgetbv: __builtin_cpu_supports needs a table of the compiler's runtime, which is empty where only parts of
+// that runtime are linked, and then says no to everything.
 std::vector<const Level*> find_levels() {
     std::vector<const Level*> found{&scalar_level};
 #ifdef LIGHTIR_X86
+    constexpr unsigned avx = 1u << 28, f16c = 1u << 29;                    // leaf 1, ecx
+    constexpr unsigned avx2 = 1u << 5;                                     // leaf 7, ebx
+    constexpr unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+    constexpr unsigned vnni = 1u << 11;                                    // leaf 7, ecx
+    constexpr unsigned ymm = 0x6, zmm = 0xe6;                              // XCR0
     unsigned a = 0, b = 0, c = 0, d = 0;
-    constexpr unsigned f16c_bit = 1u << 29;  // older compilers' __builtin_cpu_supports does not know "f16c"
-    const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & f16c_bit) != 0;
-    __builtin_cpu_init();
-    if (!f16c || !__builtin_cpu_supports("avx2")) return found;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0) return found;
+    const unsigned saved = saved_registers(c);
+    const bool halves = has(c, avx | f16c);
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return found;
+    if (!halves || !has(b, avx2) || !has(saved, ymm)) return found;
     found.push_back(&avx2_level);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512vnni")) {
-        found.push_back(&avx512_level);
-    }
+    if (has(b, avx512) && has(c, vnni) && has(saved, zmm)) found.push_back(&avx512_level);
 #endif
     return found;
 }

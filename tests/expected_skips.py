@@ -17,6 +17,7 @@ EXPECTED = {
     r"needs the environment of make test-clients": ENVIRONMENTS,
     r"the package [\w-]+ is not installed": ENVIRONMENTS,
     r"sdpa has no softcap": ENVIRONMENTS,
+    r"needs /proc/cpuinfo": ENVIRONMENTS,
     r"could not import '(torch|model2vec|sentence_transformers)[\w.]*': .*": ("light",),
     r"could not import '(usearch|datasets|bm25s|faiss|tensorboard|mteb)': .*": ("light", "lowest"),
     r"could not import '(openai|huggingface_hub|schemathesis|playwright)': .*": ("light", "lowest"),

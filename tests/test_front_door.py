@@ -41,10 +41,12 @@ def test_every_name_is_that_of_its_room(name):
 def test_type_checkers_see_the_names_that_can_be_imported():
     tree = ast.parse(Path(lightir.__file__).read_text())
     checked = next(node for node in tree.body if isinstance(node, ast.If))
-    imports = [node for node in checked.body if node.module != "typing"]
+    imports = [node for node in checked.body if isinstance(node, ast.ImportFrom) and node.module != "typing"]
     seen = {name.name: node.module for node in imports for name in node.names}
     assert seen == lightir._LIGHT | lightir._HEAVY
-    assert sorted(seen) == lightir.__all__
+    (exported,) = [ast.literal_eval(node.value) for node in checked.body if isinstance(node, ast.Assign)]
+    assert sorted(seen) == exported
+    assert set(exported) - set(HEAVY) <= set(lightir.__all__) <= set(exported)
 
 
 def test_the_package_imports_nothing_and_its_light_names_no_torch():
@@ -72,7 +74,8 @@ for name in {HEAVY}:
 import pydoc
 print("HELP", pydoc.render_doc(lightir, renderer=pydoc.plaintext))
 """
+    code += "from lightir import *\nassert build_index and encode_corpus and 'cache_vocabulary' not in globals()\n"
     errors, _, shown = in_a_new_process(BLOCK_TORCH + code).partition("HELP")
     assert [line.split()[0] for line in errors.splitlines() if "pip install 'lightir[train]'" in line] == HEAVY
     assert "build_index(" in shown
-    assert "encode_corpus(" not in shown
+    assert "cache_vocabulary(" not in shown

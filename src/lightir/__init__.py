@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
     from lightir.contract import external_contract
     from lightir.data import Dataset, read_documents, read_queries
-    from lightir.encode.documents import encode_corpus
     from lightir.encode.full_queries import FullQueryEncoder
-    from lightir.encode.model_encoder import ModelEncoder, encode_pending
     from lightir.encode.model_evaluation import evaluate_model
     from lightir.encode.model_search import late_searcher, reranking_searcher
     from lightir.encode.vocabulary import cache_vocabulary
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from lightir.publish import publish_index
     from lightir.query import CachedQueryEncoder
     from lightir.query.fallback import FallbackQueryEncoder
+    from lightir.runtime.documents import encode_corpus
+    from lightir.runtime.model_encoder import ModelEncoder, encode_pending
     from lightir.search import (
         ExternalDocumentEncoder,
         ExternalQueryEncoder,
@@ -45,50 +45,50 @@ if TYPE_CHECKING:
     from lightir.train.stages.registry import train_file
     from lightir.types import Document, Hit, Query
 
-__all__ = [
-    "CachedQueryEncoder",
-    "Dataset",
-    "Document",
-    "ExternalDocumentEncoder",
-    "ExternalQueryEncoder",
-    "FallbackQueryEncoder",
-    "Field",
-    "FullQueryEncoder",
-    "Hit",
-    "Index",
-    "IndexOptions",
-    "IndexWriter",
-    "LateOptions",
-    "LateSearcher",
-    "LightirError",
-    "LiveIndex",
-    "ModelEncoder",
-    "PageOptions",
-    "PassageOptions",
-    "Query",
-    "ReadOptions",
-    "Schema",
-    "SearchOptions",
-    "Searcher",
-    "TextModel",
-    "VectorsReader",
-    "build_index",
-    "cache_vocabulary",
-    "distill",
-    "distill_external",
-    "encode_corpus",
-    "encode_pending",
-    "evaluate",
-    "evaluate_index",
-    "evaluate_model",
-    "external_contract",
-    "late_searcher",
-    "publish_index",
-    "read_documents",
-    "read_queries",
-    "reranking_searcher",
-    "train_file",
-]
+    __all__ = [
+        "CachedQueryEncoder",
+        "Dataset",
+        "Document",
+        "ExternalDocumentEncoder",
+        "ExternalQueryEncoder",
+        "FallbackQueryEncoder",
+        "Field",
+        "FullQueryEncoder",
+        "Hit",
+        "Index",
+        "IndexOptions",
+        "IndexWriter",
+        "LateOptions",
+        "LateSearcher",
+        "LightirError",
+        "LiveIndex",
+        "ModelEncoder",
+        "PageOptions",
+        "PassageOptions",
+        "Query",
+        "ReadOptions",
+        "Schema",
+        "SearchOptions",
+        "Searcher",
+        "TextModel",
+        "VectorsReader",
+        "build_index",
+        "cache_vocabulary",
+        "distill",
+        "distill_external",
+        "encode_corpus",
+        "encode_pending",
+        "evaluate",
+        "evaluate_index",
+        "evaluate_model",
+        "external_contract",
+        "late_searcher",
+        "publish_index",
+        "read_documents",
+        "read_queries",
+        "reranking_searcher",
+        "train_file",
+    ]
 
 _LIGHT = {
     "CachedQueryEncoder": "lightir.query",
@@ -106,6 +106,7 @@ _LIGHT = {
     "LateSearcher": "lightir.search",
     "LightirError": "lightir.errors",
     "LiveIndex": "lightir.search",
+    "ModelEncoder": "lightir.runtime.model_encoder",
     "PageOptions": "lightir.search",
     "PassageOptions": "lightir.index",
     "Query": "lightir.types",
@@ -116,6 +117,8 @@ _LIGHT = {
     "TextModel": "lightir.search",
     "VectorsReader": "lightir.shards",
     "build_index": "lightir.index",
+    "encode_corpus": "lightir.runtime.documents",
+    "encode_pending": "lightir.runtime.model_encoder",
     "evaluate": "lightir.eval",
     "evaluate_index": "lightir.search.index_evaluation",
     "external_contract": "lightir.contract",
@@ -125,12 +128,9 @@ _LIGHT = {
 }
 _HEAVY = {
     "FullQueryEncoder": "lightir.encode.full_queries",
-    "ModelEncoder": "lightir.encode.model_encoder",
     "cache_vocabulary": "lightir.encode.vocabulary",
     "distill": "lightir.train.distill.distillation",
     "distill_external": "lightir.train.distill.external",
-    "encode_corpus": "lightir.encode.documents",
-    "encode_pending": "lightir.encode.model_encoder",
     "evaluate_model": "lightir.encode.model_evaluation",
     "late_searcher": "lightir.encode.model_search",
     "reranking_searcher": "lightir.encode.model_search",
@@ -142,6 +142,8 @@ _HEAVY = {
 def __getattr__(name: str) -> Any:
     import importlib
 
+    if name == "__all__":  # `from lightir import *`
+        return [public for public in __dir__() if public in _LIGHT or public in _HEAVY]
     module = _LIGHT.get(name) or _HEAVY.get(name)
     if module is None:
         raise AttributeError(f"module 'lightir' has no attribute {name!r}")
@@ -150,7 +152,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the available names, without those that require torch if it is missing: help() accesses every name."""
+    """List the available names, without those that require torch if it is missing: help() and `import *` access all."""
     import importlib.util
 
     heavy = _HEAVY if importlib.util.find_spec("torch") is not None else {}

@@ -24,6 +24,9 @@ PATH_STARTS = (".", "/", "~")
 QUERY_ENCODER = "query-encoder"
 """Name of the query encoder's folder inside a model, vectors or index folder."""
 
+OWN_WEIGHTS = "backbone"
+"""Subfolder of a model folder: the backbone's weights after full fine-tuning."""
+
 NONE_INSTALLED = "none; install one in a checkout with `pip install --no-deps packages/lightir-minilm`"
 REVISION_MARK = "@"
 """Separates a hub's name from a revision: `owner/name@COMMIT`."""

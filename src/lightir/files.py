@@ -483,7 +483,12 @@ def _move_into_place(temporary: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two paths atomically by Linux' renameat2; return False if the system does not support it."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+    """Exchange two paths atomically by Linux' renameat2 or macOS' renamex_np; return False if there is neither."""
+    system = ctypes.CDLL(None)
+    exchange = 2  # RENAME_EXCHANGE, RENAME_SWAP
+    first, second = os.fsencode(one), os.fsencode(other)
+    if (rename := getattr(system, "renameat2", None)) is not None:
+        here = -100  # AT_FDCWD
+        return bool(rename(here, first, here, second, exchange) == 0)
+    rename = getattr(system, "renamex_np", None)
+    return rename is not None and bool(rename(first, second, exchange) == 0)

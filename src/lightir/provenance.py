@@ -34,10 +34,16 @@ def provenance() -> dict[str, Any]:
         "command": command_line(sys.argv),
         "machine": {
             "processor": processor_name(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": usable_cores(),
             "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         },
     }
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, or of all where the system tells no more (macOS)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def command_line(argv: list[str]) -> str:

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,6 +107,30 @@ def test_a_reader_finds_the_old_folder_or_the_new_one(tmp_path: Path) -> None:
     assert looked
     assert missed == 0
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("system", ["macOS", "neither"])
+def test_folders_are_replaced_where_renameat2_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    """macOS exchanges by renamex_np; without either call the old folder is moved aside first."""
+    calls = []
+
+    def renamex_np(one: bytes, other: bytes, flags: int) -> int:
+        calls.append(flags)
+        os.rename(one, one + b".aside")
+        os.rename(other, one)
+        os.rename(one + b".aside", other)
+        return 0
+
+    libc = SimpleNamespace(**({"renamex_np": renamex_np} if system == "macOS" else {}))
+    monkeypatch.setattr(files.ctypes, "CDLL", lambda name: libc)
+    for content in ("old", "new"):
+        with files.atomic_folder(tmp_path / "folder", overwrite=True) as aside:
+            (aside / "file").write_text(content)
+    assert (tmp_path / "folder" / "file").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert calls == ([2] if system == "macOS" else [])
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])

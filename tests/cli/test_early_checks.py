@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy
+from lightir.text import QueryPolicy
+
 RECIPE = """
 model: {address: tiny}
 data: [{name: topics}]
@@ -24,7 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, dataset: Path, bm25_index: 
     (folder / "topics").symlink_to(dataset)
     (folder / "index").symlink_to(bm25_index)
     (folder / "tiny").mkdir()
-    (folder / "tiny" / "lightir.json").write_text("{}")
+    record = BackboneRecord(str(dataset), "encoder", "w", "", "t", vocab_size=10, hidden_size=4)
+    Contract("lightretriever", record, QueryPolicy(), DocumentPolicy(), DenseHead(), None).save(folder / "tiny")
     (folder / "full").mkdir()
     (folder / "full" / "manifest.json").write_text("{}")
     (folder / "recipe.yaml").write_text(RECIPE)

@@ -14,12 +14,12 @@ import pytest
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode import EncodeOptions, encode_corpus
-from lightir.encode import documents as documents_module
-from lightir.encode.documents import encode_shard, length_batches
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
+from lightir.models import compilation
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
+from lightir.runtime.documents import encode_shard, length_batches
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -117,7 +117,7 @@ def test_layers_are_compiled_where_it_pays_and_a_missing_compiler_is_said(
     monkeypatch.setenv("CXX", "no-such-compiler")
     encode_corpus(tiny_model(), some_documents(3), tmp_path / "small")
     assert not caplog.records
-    monkeypatch.setattr(documents_module, "WORTH_COMPILING", 1)
+    monkeypatch.setattr(compilation, "WORTH_COMPILING", 1)
     encode_corpus(tiny_model(), some_documents(3), tmp_path / "large")
     assert "uncompiled" in caplog.text
     assert read(tmp_path / "large")[2] == read(tmp_path / "small")[2]

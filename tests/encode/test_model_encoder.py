@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.encode import encode_corpus, model_encoder
-from lightir.encode.model_encoder import ModelEncoder, encoder_for
+from lightir.encode import encode_corpus
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Index, build_index, document_shards
+from lightir.models import encoder
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
 from lightir.pending import WorkOptions, encoder_folder, work
+from lightir.runtime import model_encoder
+from lightir.runtime.model_encoder import ModelEncoder, encoder_for
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -52,8 +55,8 @@ def test_a_worker_gives_an_index_the_vectors_of_encode_corpus(tmp_path: Path) ->
     encode_corpus(model, DOCUMENTS, tmp_path / "vectors")
     build_index(VectorsReader(tmp_path / "vectors"), tmp_path / "first", contract=model.contract, progress=False)
     build_index(document_shards(DOCUMENTS), tmp_path / "later", contract=model.contract, progress=False)
-    encoder = ModelEncoder(model, batch_tokens=100)
-    report = work(tmp_path / "later", encoder, WorkOptions(once=True, batch_size=7), progress=False)
+    by_model = ModelEncoder(model, batch_tokens=100)
+    report = work(tmp_path / "later", by_model, WorkOptions(once=True, batch_size=7), progress=False)
     assert (report.committed, report.pending) == (30, 0)
     first, later = rows(tmp_path / "first"), rows(tmp_path / "later")
     assert first.keys() == later.keys()
@@ -68,7 +71,9 @@ def test_pending_documents_decide_whether_layers_are_compiled(
 ) -> None:
     model, expected = tiny_model(), []
     build_index(document_shards(DOCUMENTS[:pending]), tmp_path / "i", contract=model.contract, progress=False)
-    monkeypatch.setattr(model_encoder, "compile_if_worth", lambda *arguments: expected.append(arguments[2:]))
+    monkeypatch.setattr(
+        encoder, "compiled_if_worth", lambda *arguments: expected.append(arguments[2:]) or nullcontext()
+    )
     with Index.open(tmp_path / "i") as index, ModelEncoder(model).compiled(None, index):
         tokens = sum(len(ids) for ids, _, _ in model.frame_documents(DOCUMENTS[:pending]))
         assert expected == [(None, pytest.approx(tokens))]
@@ -82,7 +87,7 @@ def test_the_model_is_the_installed_one_that_fits_unless_it_is_named(
         (tmp_path / name).mkdir()
         saved.save(tmp_path / name)
     loaded: list[Any] = []
-    monkeypatch.setattr(model_encoder, "load_encoder", lambda folder, *rest: loaded.append(folder))
+    monkeypatch.setattr(model_encoder, "load_model", lambda folder, *rest: loaded.append(folder))
     build_index(document_shards(DOCUMENTS), tmp_path / "index", contract=contract, progress=False)
     build_index(document_shards(DOCUMENTS), tmp_path / "plain", progress=False)
     with Index.open(tmp_path / "index") as index, Index.open(tmp_path / "plain") as plain:

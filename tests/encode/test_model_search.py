@@ -15,8 +15,6 @@ import torch
 from lightir import FullQueryEncoder
 from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
-from lightir.encode.documents import EncodeOptions
-from lightir.encode.model_encoder import encode_pending
 from lightir.encode.model_search import ModelSearchOptions, late_searcher, model_searcher, reranking_searcher
 from lightir.encode.query_encoder import QueryEncoderArrays, write_query_encoder
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
@@ -25,6 +23,8 @@ from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
 from lightir.pending import WorkOptions
+from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.model_encoder import encode_pending
 from lightir.search import LateOptions, Searcher, SearchOptions
 from lightir.text import QueryPolicy
 from lightir.types import Document

@@ -13,7 +13,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy
-from lightir.encode.documents import EncodeOptions
 from lightir.encode.likelihood_reranking import LikelihoodScorer
 from lightir.encode.model_search import reranking_searcher
 from lightir.encode.rerankers import rerank_method
@@ -23,6 +22,7 @@ from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import join, log_likelihood, sequence_states
 from lightir.models.model_folder import backbone_record
+from lightir.runtime.encode_options import EncodeOptions
 from lightir.search import LateOptions, LateSearcher, PairStage, Searcher, SearchOptions
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document

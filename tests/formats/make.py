@@ -27,7 +27,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import lightir
 from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
-from lightir.encode.model_encoder import ModelEncoder
 from lightir.encode.query_encoder import BigramTable, QueryEncoderArrays, QueryTable, write_query_encoder
 from lightir.index import Index
 from lightir.models.backbones import load_backbone
@@ -36,6 +35,7 @@ from lightir.models.model_folder import HeadArrays, backbone_record
 from lightir.models.own_weights import train_all
 from lightir.pending import Queue, WorkOptions, failures_of, work
 from lightir.query.bigrams import Bigrams
+from lightir.runtime.model_encoder import ModelEncoder
 from lightir.shards import Shard
 from lightir.text import QueryPolicy
 from lightir.types import Document

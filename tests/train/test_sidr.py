@@ -16,9 +16,7 @@ from torch import Tensor
 from interrupted import cut
 from lightir.contract import Contract, SparseHead
 from lightir.data import Dataset, TrainingBatch, TrainingExample, TrainingSet
-from lightir.encode.documents import EncodeOptions
 from lightir.encode.full_queries import FullQueryEncoder
-from lightir.encode.model_encoder import encode_pending
 from lightir.encode.query_encoder import QueryEncoderArrays, write_query_encoder
 from lightir.encode.vocabulary import cache_vocabulary
 from lightir.errors import ContractMismatch, InvalidInput
@@ -28,6 +26,8 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.own_weights import all_weights
 from lightir.pending import WorkOptions
+from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.model_encoder import encode_pending
 from lightir.search import Searcher, SearchOptions
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.mining.answers import holds_answer

@@ -56,7 +56,14 @@ def add_device(parser: Arguments) -> None:
 
 
 def add_encoding(parser: Arguments) -> None:
-    """Declare how documents are encoded: --batch-tokens, --compile, --dtype."""
+    """Declare how documents are encoded: --runtime, --batch-tokens, --compile, --dtype."""
+    parser.add_argument(
+        "--runtime",
+        choices=("auto", "torch", "onnx"),
+        default="auto",
+        help="program that runs the model: torch (lightir[train]), or onnx for encoders of the BERT family (ONNX "
+        "Runtime, lightir[encode]); auto (default) is torch if it is installed, else onnx",
+    )
     parser.add_argument(
         "--batch-tokens",
         type=positive,

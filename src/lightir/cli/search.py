@@ -415,8 +415,8 @@ def load_late_search(index: Index, args: argparse.Namespace) -> LateSearcher:
 
 def load_reranker(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
     """Load the model that orders the searcher's hits, which stays loaded for all queries."""
-    from lightir.encode.documents import EncodeOptions
     from lightir.encode.model_search import reranking_searcher
+    from lightir.runtime.encode_options import EncodeOptions
 
     encoding = EncodeOptions(device=args.device)
     return reranking_searcher(searcher, args.rerank, args.rerank_by, late=late_options(args), encoding=encoding)
@@ -431,8 +431,8 @@ def late_options(args: argparse.Namespace) -> LateOptions:
 
 def model_search_options(args: argparse.Namespace) -> ModelSearchOptions:
     """Return how the command's arguments load models."""
-    from lightir.encode.documents import EncodeOptions
     from lightir.encode.model_search import ModelSearchOptions
+    from lightir.runtime.encode_options import EncodeOptions
 
     return ModelSearchOptions(EncodeOptions(device=args.device), args.task, args.threads)
 

@@ -36,7 +36,7 @@ from lightir.quantities import counted
 if TYPE_CHECKING:
     from lightir.pending.worker_loop import WorkReport
 
-HELP = "encode pending documents in the background (needs lightir[train])"
+HELP = "encode pending documents in the background (needs lightir[encode] or lightir[train])"
 EXAMPLES = """
   lightir worker index
   lightir worker index --once --model MODEL
@@ -94,26 +94,35 @@ def run(args: argparse.Namespace) -> int:
     from lightir.index import Index
     from lightir.pending import WorkOptions
     from lightir.pending.encoder_folder import encoder_folder
+    from lightir.runtime.encode_options import RUNTIME_NAMES, EncodeOptions
+    from lightir.runtime.loading import require_runtime
+    from lightir.runtime.model_encoder import encode_pending
 
     with Index.open(args.index) as index:
-        encoder_folder(index, args.model)
-    # Imports torch: only after the arguments are checked.
-    from lightir.encode.documents import EncodeOptions
-    from lightir.encode.model_encoder import encode_pending
+        runtime = require_runtime(encoder_folder(index, args.model), args.runtime)
 
     options = WorkOptions(
         once=args.once, batch_size=args.batch_size, retry_failed=args.retry_failed, idle_wait_s=args.idle_wait
     )
-    encoding = EncodeOptions(batch_tokens=args.batch_tokens, dtype=args.dtype, device=args.device, compile=args.compile)
+    encoding = EncodeOptions(
+        batch_tokens=args.batch_tokens, dtype=args.dtype, device=args.device, compile=args.compile, runtime=runtime
+    )
     with Stopping() as stopping:
         report = encode_pending(
             args.index, args.model, options=options, encoding=encoding, stop=stopping.event, ready=stopping.listen
         )
     code = int(bool(report.failed)) if stopping.number is None else EXIT_CODES[stopping.number]
     if args.json:
-        print_json({"index": args.index, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
+        print_json(
+            {
+                "index": args.index,
+                "runtime": runtime,
+                **dataclasses.asdict(report),
+                "documents_per_s": report.documents_per_s,
+            }
+        )
         return code
-    print_status(f"{args.index}: {in_words(report)}")
+    print_status(f"{args.index}: {in_words(report, RUNTIME_NAMES[runtime])}")
     if report.committed:
         print_longer(args.index)
     for doc_id, error in list(report.failed.items())[:ERRORS_SHOWN]:
@@ -126,12 +135,14 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def in_words(report: WorkReport) -> str:
-    """Describe what a worker did, in one line."""
+def in_words(report: WorkReport, by: str) -> str:
+    """Describe what a worker did with a runtime, in one line."""
     left = f"{report.pending:,} pending" if report.pending else "nothing is pending"
     if not report.committed:
         return left
-    return f"{counted(report.committed, 'document')} encoded at {report.documents_per_s:.1f} documents/s; {left}"
+    return (
+        f"{counted(report.committed, 'document')} encoded at {report.documents_per_s:.1f} documents/s by {by}; {left}"
+    )
 
 
 class Stopping:

@@ -11,12 +11,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from lightir.encode.documents import length_batches
 from lightir.encode.rescoring import check_sizes, queries_of_run, rescore
 from lightir.errors import FormatError, InvalidInput
 from lightir.models.backbones import position_table
 from lightir.models.devices import usable_device, weights_dtype
 from lightir.models.model_files import model_files, without_progress_bars
+from lightir.runtime.documents import length_batches
 from lightir.types import Document, Query, Run
 
 MAX_TOKENS = 512

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract, require_same_documents
-from lightir.encode.documents import EncodeOptions, length_batches, load_encoder
+from lightir.encode.torch_models import load_encoder
 from lightir.errors import InvalidInput
 from lightir.models.bags import terms_present
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import TextBatch
 from lightir.progress import Progress
+from lightir.runtime.documents import length_batches
+from lightir.runtime.encode_options import EncodeOptions
 from lightir.text import query_term_ids, sparse_queries
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 

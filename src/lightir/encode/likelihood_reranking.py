@@ -11,7 +11,6 @@ import torch
 
 from lightir.addresses import resolve_local
 from lightir.contract import FILE_NAME, Contract, DenseHead, DocumentPolicy
-from lightir.encode.documents import length_batches
 from lightir.encode.rescoring import check_sizes, queries_of_run, rescore
 from lightir.errors import InvalidInput
 from lightir.models.backbones import load_backbone
@@ -29,6 +28,7 @@ from lightir.models.likelihood import (
 )
 from lightir.models.likelihood_prompts import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_INSTRUCTION, QUERY_SUFFIX
 from lightir.models.model_folder import backbone_record
+from lightir.runtime.documents import length_batches
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document, Query, Run
 

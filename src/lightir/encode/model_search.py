@@ -7,16 +7,17 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightir.encode.documents import EncodeOptions
 from lightir.encode.full_queries import FullQueryEncoder
-from lightir.encode.model_encoder import ModelEncoder, encoder_for
 from lightir.encode.rerankers import RerankMethod, second_stage
+from lightir.encode.torch_models import torch_model
 from lightir.errors import InvalidInput
 from lightir.index import Index
 from lightir.pending import Demand
 from lightir.pending.encoder_folder import encoder_folder
 from lightir.query.cached_encoder import describe_tables
 from lightir.query.fallback import EncodeTexts
+from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.model_encoder import ModelEncoder, encoder_for
 from lightir.search import LateOptions, LateSearcher, OwnStage, Searcher
 from lightir.vectors import Floats
 
@@ -138,7 +139,7 @@ def model_fallback(
 
 
 def _searcher(index: Index, encoder: ModelEncoder, options: ModelSearchOptions) -> Searcher:
-    queries = FullQueryEncoder.of(encoder.model, instruction=_instruction(index, options.task))
+    queries = FullQueryEncoder.of(torch_model(encoder), instruction=_instruction(index, options.task))
     return Searcher(index, queries, threads=options.threads, demand=options.demand)
 
 

@@ -12,7 +12,6 @@ from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import BAG
 from lightir.contract import Contract, require_same_documents
 from lightir.data import Dataset
-from lightir.encode.documents import encode_corpus
 from lightir.encode.full_queries import FullQueryEncoder, SparseForm
 from lightir.encode.model_modes import has_light_dense
 from lightir.encode.query_encoder import QueryEncoderArrays, QueryTable, write_query_encoder
@@ -25,6 +24,7 @@ from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
 from lightir.query import CachedQueryEncoder
 from lightir.query.cached_encoder import describe_tables
+from lightir.runtime.documents import encode_corpus
 from lightir.search import Searcher
 from lightir.shards import MANIFEST, Shard, VectorsReader
 from lightir.text import TextTokenizer

@@ -10,12 +10,13 @@ from typing import Literal, TypeAlias
 from lightir.addresses import resolve_local
 from lightir.contract import FILE_NAME, Contract
 from lightir.encode.cross_encoder import CrossEncoder
-from lightir.encode.documents import EncodeOptions
 from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.likelihood_reranking import LikelihoodScorer, load_generator
-from lightir.encode.model_encoder import ModelEncoder
+from lightir.encode.torch_models import torch_model
 from lightir.errors import InvalidInput
 from lightir.models.model_files import model_files
+from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.model_encoder import ModelEncoder
 from lightir.search import OtherStage, PairStage, Searcher, SecondStage
 
 RerankMethod: TypeAlias = Literal["cross-encoder", "ql", "vectors"]
@@ -48,7 +49,7 @@ def second_stage(
     method = method or rerank_method(model)
     if method == "vectors":
         encoder = ModelEncoder.load(model, options)
-        return OtherStage(searcher, encoder, FullQueryEncoder.of(encoder.model))
+        return OtherStage(searcher, encoder, FullQueryEncoder.of(torch_model(encoder)))
     if method == "cross-encoder":
         return PairStage(searcher, CrossEncoder.load(model, dtype=options.dtype, device=options.device))
     generator = load_generator(model, dtype=options.dtype, device=options.device)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from lightir.errors import InvalidInput
 from lightir.models.attention import SDPA
 from lightir.models.backbones import Backbone, first_layers
 from lightir.models.bags import count_terms, mix_rows, terms_present, token_means
-from lightir.models.compilation import layers_compiled_for_any_shape
+from lightir.models.compilation import compiled_if_worth, layers_compiled_for_any_shape
 from lightir.models.devices import usable_device
 from lightir.models.framing import Framed, Framing, TextBatch, pad_batch
 from lightir.models.heads import (
@@ -36,11 +36,15 @@ from lightir.models.masks import PromptCache, causal_mask, model_mask, prompt_ca
 from lightir.models.model_folder import HeadArrays, read_parts, with_array_hashes, write_parts
 from lightir.models.pooling import Pooling, fit_standardization, pool, standardize
 from lightir.models.projection import StoredTerms
-from lightir.text import QueryPolicy
+from lightir.text import QueryPolicy, TextTokenizer
 from lightir.types import Document
-from lightir.vectors import Ragged, SparseVectors
+from lightir.vectors import Floats, Ragged, SparseVectors
 
 CALIBRATION_BATCH = 16
+BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""Default maximum number of tokens of a forward pass: it fits the caches of a CPU, and fills a GPU."""
+GPU_ENCODE_SIZE = 512
+"""Number of documents that a worker encodes together on a GPU."""
 
 
 class LightRetriever(nn.Module):
@@ -362,7 +366,36 @@ class LightRetriever(nn.Module):
             raise InvalidInput("this model has no sparse branch")
         return self.contract.sparse
 
-    # ---- stored vectors
+    # ---- stored vectors (`lightir.runtime.document_model.DocumentModel`)
+
+    @property
+    def runtime(self) -> Literal["torch"]:
+        """Program that runs the model."""
+        return "torch"
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Tokenizer of the backbone."""
+        return self.backbone.tokenizer
+
+    @property
+    def batch_tokens(self) -> int:
+        """Default maximum number of tokens of a forward pass on the model's device."""
+        return BATCH_TOKENS.get(self.backbone.device.type, 8192)
+
+    @property
+    def encode_size(self) -> int | None:
+        """Default number of documents that a worker encodes together; None for the worker's default."""
+        return None if self.backbone.device.type == "cpu" else GPU_ENCODE_SIZE
+
+    def encode_framed(self, framed: Sequence[Framed]) -> tuple[Floats | None, SparseVectors | None]:
+        """Return the stored vectors of framed documents: (n, dim) float32, quantized impacts; None without."""
+        dense, sparse = self.encode_batch(self.batch(framed))
+        return None if dense is None else dense.float().cpu().numpy(), sparse
+
+    def prepared(self, compile: bool | None, expected_tokens: float) -> AbstractContextManager[None]:
+        """Return a context in which the layers are compiled, if asked or, for None, if that many tokens repay it."""
+        return compiled_if_worth(self.backbone, self.compiled, compile, expected_tokens)
 
     @contextlib.contextmanager
     def compiled(self) -> Iterator[None]:

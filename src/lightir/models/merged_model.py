@@ -8,12 +8,12 @@ from typing import Literal
 
 import torch
 
-from lightir.addresses import resolve_model_folder
+from lightir.addresses import OWN_WEIGHTS, resolve_model_folder
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
 from lightir.files import atomic_folder, read_json, write_json
 from lightir.models.model_folder import HeadArrays, read_parts
-from lightir.models.own_weights import OWN_WEIGHTS, save_weights
+from lightir.models.own_weights import save_weights
 
 CONFIG_FILE = "config.json"
 

@@ -24,9 +24,7 @@ from transformers.utils import logging as hub_logging
 from lightir.addresses import REVISION_MARK, cache_folder, hub_name, resolve_local
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.files import atomic_folder, sha256_file
-
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-
+from lightir.runtime.backbone_files import weights_hash
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -88,20 +86,6 @@ def _from_hub(address: str) -> tuple[Path, str]:
         ) from error
     # Hugging Face's cache names a snapshot's folder by its commit.
     return folder, f"{name}{REVISION_MARK}{folder.name}" if COMMIT.fullmatch(folder.name) else address
-
-
-def weights_hash(folder: Path) -> str:
-    """Return 16 hexadecimal digits over the weight files of a folder.
-
-    Raises:
-        NotFound: the folder holds no weight files.
-    """
-    files = [path for pattern in WEIGHT_FILES for path in sorted(folder.glob(pattern))]
-    if not files:
-        raise NotFound(f"{folder} holds no weights ({' or '.join(WEIGHT_FILES)})")
-    if len(files) == 1:
-        return sha256_file(files[0])[:16]
-    return hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()[:16]
 
 
 def _unpacked_gguf(path: Path, digest: str) -> Path:

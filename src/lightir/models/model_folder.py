@@ -12,14 +12,14 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lightir.addresses import base_address, stored_address
+from lightir.addresses import OWN_WEIGHTS, base_address, stored_address
 from lightir.contract import FILE_NAME, BackboneRecord, Contract, hash_arrays, refuse_external
 from lightir.errors import ContractMismatch
 from lightir.models.adapters import load_adapter, merge_adapter, save_adapter, saved_adapter_hash
 from lightir.models.backbones import Attention, Backbone, load_backbone
 from lightir.models.model_files import read_tensors
 from lightir.models.own_ends import add_ends, ends_hash, save_ends, saved_ends
-from lightir.models.own_weights import OWN_WEIGHTS, save_weights
+from lightir.models.own_weights import save_weights
 
 
 @dataclass(frozen=True, slots=True)

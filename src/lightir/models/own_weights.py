@@ -14,11 +14,9 @@ from transformers import AutoConfig
 
 from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone, drop_pooler, lm_head, load_transformer
-from lightir.models.model_files import weights_hash, without_progress_bars
+from lightir.models.model_files import without_progress_bars
 from lightir.models.own_ends import ExtendedEmbedding
-
-OWN_WEIGHTS = "backbone"
-"""Subfolder of a model folder: the backbone's weights after full fine-tuning."""
+from lightir.runtime.backbone_files import weights_hash
 
 
 def train_all(backbone: Backbone) -> Backbone:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 from peft import PeftModel
 from torch import nn
 
 from lightir.errors import InvalidInput, MissingExtra
 from lightir.models.backbones import Backbone
+from lightir.runtime.encode_options import QUANTIZERS, Quantizer
 
-Quantizer = Literal["int8", "int8-dynamic", "int4", "nf4"]
-QUANTIZERS: tuple[Quantizer, ...] = get_args(Quantizer)
 INT4_GROUP = 32
 NF4_BLOCK = 64
 """Number of weights that share a scale, as in QLoRA."""

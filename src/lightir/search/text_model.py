@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Sequence
@@ -13,19 +12,17 @@ from lightir.addresses import resolve_query_encoder
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
 from lightir.query import CachedQueryEncoder
+from lightir.runtime.model_encoder import ModelEncoder
 from lightir.shards import DocumentEncoder, Shard
 from lightir.types import Branch, Document
 from lightir.vectors import Floats, SparseVectors
-
-HEAVY_MODULE = "lightir.encode.model_encoder"
-"""Module that loads models. It needs torch, so it is imported when documents need it."""
 
 
 class TextModel:
     """A model as embedding interfaces use it. It is also a `lightir.shards.DocumentEncoder`.
 
-    Documents require the extra `train` and the whole model, which is loaded for the first of them. Queries require the
-    query table alone.
+    Documents require the extra `encode` or `train` and the whole model, which is loaded for the first of them. Queries
+    require the query table alone.
     """
 
     def __init__(self, address: str | os.PathLike[str], *, threads: int = 1) -> None:
@@ -62,13 +59,12 @@ class TextModel:
         """Encode documents, in their order, for all branches of the model.
 
         Raises:
-            MissingExtra: torch is missing.
+            MissingExtra: the program or the package that runs the model is missing.
             NotFound: the address is that of a query table without the model.
         """
         with self._loading:
             if self._documents is None:
-                heavy = importlib.import_module(HEAVY_MODULE)
-                self._documents = heavy.ModelEncoder.load(self.address, fitting=self.contract)
+                self._documents = ModelEncoder.load(self.address, fitting=self.contract)
         return self._documents.encode(documents)
 
     def dense_queries(self, texts: Sequence[str]) -> Floats:

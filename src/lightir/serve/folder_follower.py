@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from lightir.pending import failures_of
 from lightir.pending.encoder_folder import encoder_folder
 from lightir.pending.queue_file import QUEUE_FOLDER
 from lightir.quantities import counted
+from lightir.runtime.loading import require_runtime
 from lightir.serve.folder_index import FolderOptions
 from lightir.serve.service import SearchService
 
@@ -149,12 +149,9 @@ class FolderFollower:
             self._say(f"{self._folder}: searched by BM25 alone, since no model is installed; name one with --model")
             return False
         try:
-            encoder_folder(self._service.index, self._options.model)
+            require_runtime(encoder_folder(self._service.index, self._options.model))
         except LightirError as error:
             self._say(f"{self._folder}: its files are not encoded: {error}")
-            return False
-        if importlib.util.find_spec("torch") is None:
-            self._say(f"{self._folder}: its files are not encoded, which needs torch: pip install 'lightir[train]'")
             return False
         return True
 

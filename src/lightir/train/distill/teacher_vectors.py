@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lightir.encode.documents import length_batches
 from lightir.files import atomic_file, make_folder
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.progress import Progress
+from lightir.runtime.documents import length_batches
 from lightir.types import Document
 from lightir.vectors import Floats
 

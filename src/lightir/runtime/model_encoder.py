@@ -11,15 +11,16 @@ from pathlib import Path
 
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract, require_same_documents
-from lightir.encode.documents import EncodeOptions, compile_if_worth, encode_shard, load_encoder
 from lightir.index import Index
-from lightir.models.encoder import LightRetriever
 from lightir.pending import WorkOptions, WorkReport, pending_keys, work
 from lightir.pending.encoder_folder import encoder_folder
+from lightir.runtime.document_model import DocumentModel
+from lightir.runtime.documents import encode_shard
+from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.loading import load_model
 from lightir.shards import Shard
 from lightir.types import Document
 
-GPU_ENCODE_SIZE = 512
 SAMPLE_SIZE = 64
 """Number of pending documents from which the number of tokens of all is estimated."""
 
@@ -27,7 +28,7 @@ SAMPLE_SIZE = 64
 class ModelEncoder:
     """A loaded model as a `lightir.shards.DocumentEncoder`."""
 
-    def __init__(self, model: LightRetriever, *, batch_tokens: int | None = None) -> None:
+    def __init__(self, model: DocumentModel, *, batch_tokens: int | None = None) -> None:
         """Wrap a model.
 
         Args:
@@ -60,7 +61,7 @@ class ModelEncoder:
         folder = resolve_model_folder(address)
         if fitting is not None:
             require_same_documents(fitting, Contract.load(folder), names=("the index", "the model"))
-        return cls(load_encoder(folder, options), batch_tokens=options.batch_tokens)
+        return cls(load_model(folder, options), batch_tokens=options.batch_tokens)
 
     @property
     def contract(self) -> Contract:
@@ -82,8 +83,7 @@ class ModelEncoder:
         keys = pending_keys(index.view)
         sample = list(index.view.store.documents.of(keys[:SAMPLE_SIZE].tolist()).values())
         tokens = sum(len(ids) for ids, _, _ in self.model.frame_documents(sample)) / max(len(sample), 1)
-        with contextlib.ExitStack() as stack:
-            compile_if_worth(self.model, stack, compile, tokens * len(keys))
+        with self.model.prepared(compile, tokens * len(keys)):
             yield
 
 
@@ -116,8 +116,8 @@ def encode_pending(
     with Index.open(folder) as index:
         encoder = encoder_for(index, model, encoding)
         options = options or WorkOptions()
-        if options.encode_size is None and encoder.model.backbone.device.type != "cpu":
-            options = dataclasses.replace(options, encode_size=GPU_ENCODE_SIZE)
+        if options.encode_size is None and encoder.model.encode_size is not None:
+            options = dataclasses.replace(options, encode_size=encoder.model.encode_size)
         with encoder.compiled(encoding.compile, index):
             if ready is not None:
                 ready()

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,26 +19,18 @@ from lightir.contract import MAX_IMPACT, SparseHead
 from lightir.errors import InvalidInput
 from lightir.files import atomic_folder, copy_folder
 from lightir.index.passages.lengths import n_longer
-from lightir.models.compilation import layer_parameters
-from lightir.models.devices import usable_device, weights_dtype
-from lightir.models.encoder import LightRetriever
-from lightir.models.framing import Framed
-from lightir.models.quantization import Quantizer, quantize_layers
 from lightir.progress import Progress
+from lightir.runtime.document_model import DocumentModel
+from lightir.runtime.encode_options import DEFAULT_OPTIONS, EncodeOptions
+from lightir.runtime.frames import Framed
+from lightir.runtime.loading import load_model
 from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
 from lightir.vectors import SparseVectors
 
-BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Default maximum number of tokens of a forward pass: it fits the caches of a CPU, and fills a GPU."""
 SHARD_BATCHES = 64
 """Number of full batches in a shard: enough to sort by length, and about a minute of a small LLM on a CPU."""
 FRAMING_BATCH = 64
-WORTH_COMPILING = 2e13
-"""Tokens times weights of the layers above which layers are compiled by default. Compiling takes 10 to 15 s of one core
-and then saves 25 to 40 % of the time. This is twice the break-even work (a second call finds half of the compilation in
-torch's cache)."""
-
 MAX_CLIPPED_SHARE = 1e-3
 """Share of impacts at the maximum above which `encode_corpus` warns."""
 
@@ -79,46 +70,8 @@ class EncodeReport:
         return self.clipped > MAX_CLIPPED_SHARE * self.impacts
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeOptions:
-    """Options of loading a model and encoding documents.
-
-    Attributes:
-        batch_tokens: maximum number of tokens of a forward pass, padding included; a longer document is a batch by
-            itself. None is 2,048 on a CPU and 8,192 on a GPU.
-        dtype: dtype of the weights. "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else float32.
-            Must be "auto" for a loaded model.
-        device: torch device; "auto" is a GPU if there is one, else the CPU. Must be "auto" for a loaded model.
-        compile: whether the model's layers are compiled, which requires a C++ compiler and makes encoding on a CPU 1.3
-            to 1.7 times as fast. None compiles on a CPU if the corpus is large enough to repay the seconds that
-            compiling takes; if that fails, a warning is logged and the layers run as they are.
-        quantize: rounding of the layers' weights ("int8", "int4", "nf4") or of weights and activations
-            ("int8-dynamic"): less memory, slightly lower quality. Recorded in the folder. Must be None for a loaded
-            model.
-        shard_size: maximum number of documents that are written together, and the most that an interruption loses.
-            Shards are smaller if 64 full batches of tokens hold fewer documents.
-    """
-
-    batch_tokens: int | None = None
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    device: str = "auto"
-    compile: bool | None = None
-    quantize: Quantizer | None = None
-    shard_size: int = 4096
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        if (self.batch_tokens is not None and self.batch_tokens < 1) or self.shard_size < 1:
-            raise InvalidInput(
-                f"batch_tokens is {self.batch_tokens} and shard_size {self.shard_size}; both must be at least 1"
-            )
-
-
-DEFAULT_OPTIONS = EncodeOptions()
-
-
 def encode_corpus(
-    model: LightRetriever | str | os.PathLike[str],
+    model: DocumentModel | str | os.PathLike[str],
     documents: Iterable[Document],
     out: Path | str,
     *,
@@ -145,12 +98,13 @@ def encode_corpus(
         ContractMismatch: the folder was begun with another model or another quantization.
         InvalidInput: a duplicate id, a document whose text changed since the folder was begun, or layers that
             cannot be compiled with compile=True.
-        MissingExtra: torchao, or bitsandbytes for "nf4", is required for quantization and not installed.
+        MissingExtra: neither torch nor ONNX Runtime is installed, or what the model, the runtime or the quantization
+            requires is missing.
     """
-    folder = None if isinstance(model, LightRetriever) else resolve_model_folder(model)
-    retriever = load_encoder(model, options)
-    batch_tokens = options.batch_tokens or default_batch_tokens(retriever)
-    with VectorsWriter(out, retriever.contract, quantized=options.quantize, resume=resume) as writer:
+    folder = resolve_model_folder(model) if isinstance(model, str | os.PathLike) else None
+    encoder = load_model(model, options)
+    batch_tokens = options.batch_tokens or encoder.batch_tokens
+    with VectorsWriter(out, encoder.contract, quantized=options.quantize, resume=resume) as writer:
         before, tokens, impacts, start = len(writer.doc_ids), 0, np.zeros(2, dtype=np.int64), time.perf_counter()
         longer = 0
         with (
@@ -158,15 +112,15 @@ def encode_corpus(
             contextlib.ExitStack() as compiled,
         ):
             unwritten = _skip_written(documents, writer)
-            for window in _windows(retriever, unwritten, options.shard_size, SHARD_BATCHES * batch_tokens):
+            for window in _windows(encoder, unwritten, options.shard_size, SHARD_BATCHES * batch_tokens):
                 if tokens == 0:
                     expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
-                    compile_if_worth(retriever, compiled, options.compile, expected / len(window.documents))
-                shard = _encode_window(retriever, window, batch_tokens, bar)
+                    compiled.enter_context(encoder.prepared(options.compile, expected / len(window.documents)))
+                shard = _encode_window(encoder, window, batch_tokens, bar)
                 writer.add(shard)
                 tokens += window.tokens
                 impacts += _count_impacts(shard)
-                longer += n_longer(window.documents, retriever.contract, retriever.backbone.tokenizer)
+                longer += n_longer(window.documents, encoder.contract, encoder.tokenizer)
         if folder is not None and (folder / QUERY_ENCODER).is_dir():
             with atomic_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
                 copy_folder(folder / QUERY_ENCODER, copy)
@@ -174,7 +128,7 @@ def encode_corpus(
         seconds = time.perf_counter() - start
         n_impacts, n_clipped = impacts.tolist()
         report = EncodeReport(len(writer.doc_ids) - before, before, tokens, seconds, n_impacts, n_clipped, longer)
-    _warn_if_clipped(report, retriever.contract.sparse)
+    _warn_if_clipped(report, encoder.contract.sparse)
     return report
 
 
@@ -200,7 +154,7 @@ def _warn_if_clipped(report: EncodeReport, sparse: SparseHead | None) -> None:
         )
 
 
-def encode_shard(model: LightRetriever, documents: Sequence[Document], *, batch_tokens: int | None = None) -> Shard:
+def encode_shard(model: DocumentModel, documents: Sequence[Document], *, batch_tokens: int | None = None) -> Shard:
     """Encode a few documents into a shard in memory, in their order.
 
     Args:
@@ -211,12 +165,7 @@ def encode_shard(model: LightRetriever, documents: Sequence[Document], *, batch_
     framed = model.frame_documents(documents)
     window = _Window(list(documents), framed, sum(len(ids) for ids, _, _ in framed))
     with Progress("encode", unit="document", shown=False) as bar:
-        return _encode_window(model, window, batch_tokens or default_batch_tokens(model), bar)
-
-
-def default_batch_tokens(model: LightRetriever) -> int:
-    """Return the default maximum number of tokens of a forward pass on the model's device."""
-    return BATCH_TOKENS.get(model.backbone.device.type, 8192)
+        return _encode_window(model, window, batch_tokens or model.batch_tokens, bar)
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -227,47 +176,6 @@ def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[i
         rows = max(1, batch_tokens // max(lengths[order[start]], 1))
         yield order[start : start + rows]
         start += rows
-
-
-def load_encoder(model: LightRetriever | str | os.PathLike[str], options: EncodeOptions) -> LightRetriever:
-    """Load the model of a folder with the dtype, device and quantization of the options; return a loaded one unchanged.
-
-    Raises:
-        InvalidInput: the options name a dtype, device or quantization for a loaded model.
-    """
-    if isinstance(model, LightRetriever):
-        if options.dtype != "auto" or options.device != "auto" or options.quantize:
-            raise InvalidInput("a loaded model keeps its weights, dtype and device; give its folder to choose others")
-        return model
-    device = usable_device(options.device)
-    retriever = LightRetriever.load(
-        resolve_model_folder(model), dtype=weights_dtype(options.dtype, device), device=device
-    )
-    if options.quantize:
-        quantize_layers(retriever.backbone, options.quantize)
-    return retriever
-
-
-def compile_if_worth(
-    model: LightRetriever, stack: contextlib.ExitStack, wanted: bool | None, expected_tokens: float
-) -> None:
-    """Compile the layers until the stack closes, if `wanted`; None compiles if the expected tokens repay it."""
-    backbone = model.backbone
-    if wanted is None:
-        worth = expected_tokens * layer_parameters(backbone) >= WORTH_COMPILING
-        if backbone.device.type != "cpu" or not worth:
-            return
-    elif not wanted:
-        return
-    start = time.perf_counter()
-    try:
-        stack.enter_context(model.compiled())
-    except InvalidInput as error:
-        if wanted:
-            raise
-        logger.warning("layers run uncompiled, at 0.5 to 0.8 times the speed: %s", error)
-        return
-    logger.info("layers were compiled in %.1f s", time.perf_counter() - start)
 
 
 def _skip_written(documents: Iterable[Document], writer: VectorsWriter) -> Iterator[Document]:
@@ -290,7 +198,7 @@ class _Window:
     tokens: int
 
 
-def _windows(model: LightRetriever, documents: Iterator[Document], size: int, tokens: int) -> Iterator[_Window]:
+def _windows(model: DocumentModel, documents: Iterator[Document], size: int, tokens: int) -> Iterator[_Window]:
     """Yield documents in order, in windows of `size` documents or slightly more than `tokens` tokens."""
     window = _Window([], [], 0)
     while batch := list(islice(documents, min(FRAMING_BATCH, size - len(window.documents)))):
@@ -305,18 +213,18 @@ def _windows(model: LightRetriever, documents: Iterator[Document], size: int, to
         yield window
 
 
-def _encode_window(model: LightRetriever, window: _Window, batch_tokens: int, bar: Progress) -> Shard:
+def _encode_window(model: DocumentModel, window: _Window, batch_tokens: int, bar: Progress) -> Shard:
     documents, framed = window.documents, window.framed
     lengths = [len(ids) for ids, _, _ in framed]
     head = model.contract.dense
-    width = 0 if head is None else (head.dims[0] if head.dims else model.backbone.hidden_size)
+    width = 0 if head is None else (head.dims[0] if head.dims else model.contract.backbone.hidden_size)
     dense = np.zeros((len(documents), width), dtype=np.float16)
     rows: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = {}
     vocab_size = model.contract.backbone.vocab_size
     for positions in length_batches(lengths, batch_tokens):
-        vectors, sparse = model.encode_batch(model.batch([framed[position] for position in positions]))
+        vectors, sparse = model.encode_framed([framed[position] for position in positions])
         if vectors is not None:
-            dense[positions] = vectors.float().cpu().numpy()
+            dense[positions] = vectors
         if sparse is not None:
             rows.update((position, sparse.row(i)) for i, position in enumerate(positions))  # type: ignore[misc]
         bar.update(len(positions))

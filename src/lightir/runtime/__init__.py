@@ -1,0 +1,1 @@
+"""Encoding of documents by a model, which torch or ONNX Runtime runs."""

@@ -1,0 +1,197 @@
+"""Encoders of the BERT family, run by ONNX Runtime: document vectors without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from lightir.contract import Contract, DenseHead, hash_arrays
+from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
+from lightir.provenance import usable_cores
+from lightir.runtime.backbone_files import backbone_path, weights_hash
+from lightir.runtime.bert_files import BertFiles
+from lightir.runtime.bert_graph import IDS, LENGTHS, STATES, bert_graph
+from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.frames import Framed, Framing
+from lightir.text import TextTokenizer
+from lightir.types import Document
+from lightir.vectors import Floats, SparseVectors
+
+ERRORS_ONLY = 3
+"""Level of ONNX Runtime's log."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Standardization:
+    """Mean and deviation that pooled states are standardized by, (H,) float32 each; None for none."""
+
+    mean: Floats | None = None
+    deviation: Floats | None = None
+
+
+class OnnxEncoder:
+    """A dense model over an encoder of the BERT family, as a `lightir.runtime.document_model.DocumentModel`."""
+
+    def __init__(
+        self, files: BertFiles, contract: Contract, standardization: Standardization, *, int8: bool = False
+    ) -> None:
+        """Build the graph and start a session on all cores of the process.
+
+        Args:
+            files: settings, weights and tokenizer of the encoder.
+            contract: contract with a dense head.
+            standardization: standardization of the dense head.
+            int8: whether the layers multiply 8-bit integers, see `bert_graph`.
+        """
+        import onnxruntime
+
+        assert contract.dense is not None
+        self.contract = contract
+        self._files, self._dense, self._standardization = files, contract.dense, standardization
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = n_threads()
+        options.inter_op_num_threads = 1
+        options.log_severity_level = ERRORS_ONLY
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads leave the cores free
+        self._session = onnxruntime.InferenceSession(
+            bert_graph(files, int8=int8), options, providers=["CPUExecutionProvider"]
+        )
+
+    @classmethod
+    def load(cls, folder: Path, options: EncodeOptions) -> OnnxEncoder:
+        """Load a model folder whose contract needs no torch.
+
+        Raises:
+            InvalidInput: an option, an architecture or a setting of the model that ONNX Runtime does not support here.
+            NotFound: the encoder is not installed, or a file is missing.
+            MissingExtra: the package of the encoder is not installed.
+            ContractMismatch: the files differ from the contract's.
+            FormatError: a file is damaged.
+        """
+        _require_supported(options)
+        contract = Contract.load(folder)
+        record = contract.backbone
+        encoder = backbone_path(folder, contract)
+        if encoder is None:
+            raise NotFound(f"{record.address} is a model hub's name, which needs torch: pip install 'lightir[train]'")
+        _require("backbone.weights_hash", record.weights_hash, weights_hash(encoder), folder)
+        files = BertFiles.read(encoder, record.address)
+        _require("backbone.tokenizer_hash", record.tokenizer_hash, files.tokenizer.hash, folder)
+        heads = _standardization(folder, contract)
+        return cls(files, contract, heads, int8=options.quantize == "int8-dynamic")
+
+    @property
+    def runtime(self) -> Literal["onnx"]:
+        """Program that runs the model."""
+        return "onnx"
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Tokenizer of the encoder."""
+        return self._files.tokenizer
+
+    @property
+    def batch_tokens(self) -> int:
+        """Default maximum number of tokens of a forward pass, which fits the caches of a CPU."""
+        return 2048
+
+    @property
+    def encode_size(self) -> int | None:
+        """Number of documents that a worker encodes together: the worker's default."""
+        return None
+
+    def prepared(self, compile: bool | None, expected_tokens: float) -> AbstractContextManager[None]:
+        """Return a context that does nothing: the session optimized its graph when it started.
+
+        Raises:
+            InvalidInput: compiling is asked for.
+        """
+        if compile:
+            raise InvalidInput("--compile is for the runtime torch; ONNX Runtime has nothing to compile")
+        return contextlib.nullcontext()
+
+    def frame_documents(self, documents: Sequence[Document]) -> list[Framed]:
+        """Return the ids of framed and truncated documents, with the span of each text's own tokens."""
+        return Framing(self._files, self.contract).documents(documents)
+
+    def encode_framed(self, framed: Sequence[Framed]) -> tuple[Floats | None, SparseVectors | None]:
+        """Return the dense vectors of framed documents, (n, dim) float32, as the similarity compares them."""
+        lengths = np.array([len(ids) for ids, _, _ in framed], dtype=np.int32)
+        padded = np.full((len(framed), max(lengths.max(initial=0), 1)), self._files.eos_id, dtype=np.int32)
+        for row, (ids, _, _) in enumerate(framed):
+            padded[row, : len(ids)] = ids
+        (states,) = self._session.run([STATES], {IDS: padded, LENGTHS: lengths})
+        spans = [pooled_span(text, self._dense, self.contract.document.ends) for text in framed]
+        pooled = np.stack([states[row, a:b].mean(axis=0) for row, (a, b) in enumerate(spans)])
+        return self._comparable(pooled), None
+
+    def _comparable(self, pooled: Floats) -> Floats:
+        mean, deviation = self._standardization.mean, self._standardization.deviation
+        if mean is not None and deviation is not None:
+            pooled = (pooled - mean) / deviation
+        vectors = pooled[:, : self._dense.dims[0] if self._dense.dims else None]
+        if self._dense.similarity == "dot":
+            return vectors
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit: Floats = vectors / np.maximum(lengths, np.float32(1e-12))
+        return unit
+
+
+def pooled_span(framed: Framed, head: DenseHead, ends: int) -> tuple[int, int]:
+    """Return the span of positions whose mean state is a text's vector (see `lightir.models.pooling.pool`)."""
+    ids, start, stop = framed
+    if start == stop:  # without text everything is pooled
+        start, stop = 0, len(ids)
+    spans = {
+        "eos": (max(len(ids) - ends, 0), len(ids)),
+        "last": (stop - 1, stop),
+        "mean": (start, stop),
+        "mean_all": (0, len(ids)),
+        "first": (0, 1),
+    }
+    return spans[head.pooling]
+
+
+def n_threads() -> int:
+    """Return the number of threads of a session: OMP_NUM_THREADS, as for torch, else the cores that it may use."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted):
+        return int(wanted)
+    return usable_cores()
+
+
+def _require_supported(options: EncodeOptions) -> None:
+    if options.device not in ("auto", "cpu"):
+        raise InvalidInput(f"the runtime 'onnx' runs on the CPU, not on device {options.device!r}; use --runtime torch")
+    if options.dtype == "bf16":
+        raise InvalidInput("the runtime 'onnx' has no bfloat16; use --dtype fp32, or --quantize int8-dynamic for speed")
+    if options.quantize not in (None, "int8-dynamic"):
+        raise InvalidInput(f"the runtime 'onnx' supports the quantization int8-dynamic, not {options.quantize}")
+
+
+def _standardization(folder: Path, contract: Contract) -> Standardization:
+    """Read the mean and deviation of a model folder and compare them with the contract's hash."""
+    path = folder / "head.safetensors"
+    try:
+        arrays = load_file(path) if path.is_file() else {}
+    except SafetensorError as error:
+        raise FormatError(f"{path} is not a complete safetensors file: {error}") from error
+    heads = Standardization(arrays.get("mean"), arrays.get("deviation"))
+    both = [array for array in (heads.mean, heads.deviation) if array is not None]
+    assert contract.dense is not None
+    _require("dense.standardized", contract.dense.standardized, hash_arrays(*both) if both else "", folder)
+    return heads
+
+
+def _require(name: str, expected: str, actual: str, folder: Path) -> None:
+    if expected != actual:
+        raise ContractMismatch(f"{folder}: {name} is {actual!r}, but the contract has {expected!r}")
