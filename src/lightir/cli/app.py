@@ -22,7 +22,7 @@ from lightir.version import __version__
 GROUPS = {
     "search": ("demo", "search", "get", "serve", "mcp", "key", "rerank"),
     "documents": ("encode", "index", "add", "watch", "set", "delete", "worker", "expand"),
-    "models": ("cache", "distill", "merge", "export"),
+    "models": ("cache", "distill", "merge", "export", "push", "pull"),
     "evaluation": ("evaluate", "tune", "bench"),
     "training": ("train", "mine", "convert"),
     "upkeep": ("info", "verify", "compact", "snapshot", "doctor", "completion"),

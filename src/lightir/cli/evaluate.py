@@ -4,7 +4,8 @@ An index is searched with the queries of a BEIR folder in each mode. A model fir
 keeps the vectors, and an interrupted run continues from them. Run files, from lightir or any other tool, are compared
 with the first one; instead of a BEIR folder, they accept a file of qrels (--qrels).
 
---mteb evaluates a model on tasks of MTEB by MTEB, in mode hybrid unless --modes says otherwise, and writes MTEB's result files.
+--mteb evaluates a model on tasks of MTEB by MTEB, in mode hybrid unless --modes says otherwise, and writes MTEB's
+result files.
 
 A model has additional modes, to compare with queries that need no model. Dense queries through the whole model: full.
 Sparse queries weighted by the model: full-sparse, and beta on a bag-of-tokens index (SiDR). Its model-free twin:
@@ -123,7 +124,7 @@ def add_mteb(parser: argparse.ArgumentParser) -> None:
         type=lambda text: [name.strip() for name in text.split(",")],
         metavar="TASK,...",
         help="retrieval tasks of MTEB to evaluate a model on instead of a folder; MTEB loads them from the hub and "
-        "computes its own measures (needs lightir[mteb])",
+        "computes its own measures (needs lightir[mteb]; default: evaluate on --dataset)",
     )
     parser.add_argument(
         "--mteb-results",
