@@ -1,7 +1,11 @@
-"""A local Hugging Face hub for Hugging Face's own clients: each folder is a repository with its newest revision."""
+"""A local Hugging Face hub for Hugging Face's own clients: each folder is a repository with its newest revision.
+
+Clients can also create repositories of models and commit to them, which makes a new revision.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -41,7 +45,7 @@ def pretended_hub(root: Path, home: Path, *, revision: str = REVISION) -> Iterat
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """The part of the hub's HTTP interface that lists and fetches files."""
+    """The part of the hub's HTTP interface that lists, fetches and commits files."""
 
     protocol_version = "HTTP/1.1"
     root: Path
@@ -62,6 +66,8 @@ class _Hub(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self._body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).strip("/").split("/")
+        if self.command == "POST" and self._written(parts):
+            return
         listing = parts[0] == "api"
         if listing:
             parts = parts[1:]
@@ -79,6 +85,33 @@ class _Hub(BaseHTTPRequestHandler):
             self._listing(repository, parts)
         else:
             self._file(repository / "/".join(parts[4:]))
+
+    def _written(self, parts: list[str]) -> bool:
+        """Answer a request that writes: a new repository, a check of a card, and the two steps of a commit."""
+        if parts == ["api", "repos", "create"]:
+            name = "/".join(filter(None, (json.loads(self._body).get(key) for key in ("organization", "name"))))
+            (self.root / "models" / name).mkdir(parents=True, exist_ok=True)
+            self._json({"url": name, "name": name})
+        elif parts == ["api", "validate-yaml"]:
+            self._json({"errors": [], "warnings": []})
+        elif "preupload" in parts:
+            files = [file["path"] for file in json.loads(self._body)["files"]]
+            modes = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+            self._json({"files": [{"path": path, **modes} for path in files]})
+        elif "commit" in parts:
+            repository = self.root / "models" / "/".join(parts[2:4])
+            for line in self._body.splitlines():
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    path = repository / entry["value"]["path"]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(base64.b64decode(entry["value"]["content"]))
+            type(self).newest = hashlib.sha1(self._body).hexdigest()
+            url = f"http://{self.headers['Host']}/{'/'.join(parts[2:4])}/commit/{self.newest}"
+            self._json({"success": True, "commitOid": self.newest, "commitUrl": url})
+        else:
+            return False
+        return True
 
     def _listing(self, repository: Path, parts: list[str]) -> None:
         files = [path for path in sorted(repository.rglob("*")) if path.is_file()]

@@ -22,7 +22,7 @@ from lightir.version import __version__
 GROUPS = {
     "search": ("demo", "search", "get", "serve", "publish", "mcp", "key", "rerank"),
     "documents": ("encode", "index", "add", "watch", "set", "delete", "worker", "expand"),
-    "models": ("cache", "distill", "adopt", "merge", "export"),
+    "models": ("cache", "distill", "adopt", "merge", "export", "upload", "download"),
     "evaluation": ("evaluate", "tune", "bench"),
     "training": ("train", "mine", "convert"),
     "upkeep": ("info", "verify", "compact", "snapshot", "push", "doctor", "completion"),

@@ -124,7 +124,7 @@ def add_mteb(parser: argparse.ArgumentParser) -> None:
         type=lambda text: [name.strip() for name in text.split(",")],
         metavar="TASK,...",
         help="retrieval tasks of MTEB to evaluate a model on instead of a folder; MTEB loads them from the hub and "
-        "computes its own measures (needs lightir[mteb])",
+        "computes its own measures (needs lightir[mteb]; default: evaluate on --dataset)",
     )
     parser.add_argument(
         "--mteb-results",

@@ -1,1 +1,1 @@
-"""Models as folders of sentence-transformers."""
+"""Models for other projects: folders of sentence-transformers, repositories of the Hugging Face hub."""
