@@ -158,8 +158,8 @@ class SparseHead:
         top_k: number of strongest terms that a document keeps; 0 keeps all.
         scale: quantization scale: a weight w is stored as the impact round(w * scale), at most 255. Weights above
             255 / scale are clipped.
-        projection: matrix that states are multiplied with: the model's "head" (LM or masked-LM head), or its input
-            "embeddings", which every model has.
+        projection: matrix that states are multiplied with: the model's "head" (LM or masked-LM head), its input
+            "embeddings", which every model has, or an "own" matrix in head.safetensors.
         own_terms: keep the text's own terms in addition to the strongest ones, if their weight is above 0. Applies to
             documents and to queries that go through the head.
         norm_hash: hash of the weight and bias of a LayerNorm of the states in front of the projection (SiDR's released
@@ -167,17 +167,19 @@ class SparseHead:
         first_term: first term of the vocabulary that vectors have; terms before it have no weight. SiDR's released
             encoder leaves out BERT's first 999 terms, which are special and unused tokens.
         lexical: documents keep only their own terms, with learned weights (SiDR's V_lex); queries keep all terms.
+        projection_hash: hash of the rows and scales of the "own" projection; "" for the others, and before it is saved.
     """
 
     activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
     bias_hash: str = ""
     top_k: int = 512
     scale: float = 64.0
-    projection: Literal["head", "embeddings"] = field(default="head", metadata=LATER)
+    projection: Literal["head", "embeddings", "own"] = field(default="head", metadata=LATER)
     own_terms: bool = field(default=False, metadata=LATER)
     norm_hash: str = field(default="", metadata=LATER)
     first_term: int = field(default=0, metadata=LATER)
     lexical: bool = field(default=False, metadata=LATER)
+    projection_hash: str = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
@@ -188,7 +190,12 @@ class SparseHead:
             raise InvalidInput(f"sparse first_term is {self.first_term}; expected 0 (the whole vocabulary) or more")
         if self.norm_hash and self.projection != "embeddings":
             raise InvalidInput(
-                "the sparse head has a LayerNorm in front of the model's own head; it requires projection 'embeddings'"
+                f"the sparse head has a LayerNorm and the projection {self.projection!r}; a LayerNorm requires "
+                "projection 'embeddings'"
+            )
+        if self.projection_hash and self.projection != "own":
+            raise InvalidInput(
+                f"the sparse head has a projection_hash and the projection {self.projection!r}; expected 'own'"
             )
 
     def quantize(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

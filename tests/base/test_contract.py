@@ -129,6 +129,13 @@ def test_a_folder_without_a_record_is_not_found(tmp_path: Path) -> None:
         Contract.load(tmp_path)
 
 
+def test_hashes_of_arrays_name_the_projection_that_has_them() -> None:
+    with pytest.raises(InvalidInput, match=r"a projection_hash and the projection 'embeddings'; expected 'own'"):
+        SparseHead(projection="embeddings", projection_hash="0" * 16)
+    with pytest.raises(InvalidInput, match=r"a LayerNorm and the projection 'own'"):
+        SparseHead(projection="own", norm_hash="0" * 16)
+
+
 def test_the_quantiser_rounds_to_the_nearest_impact_and_saturates() -> None:
     weights = np.array([0.0, 0.004, 0.006, 0.01, 1.0, 100.0], dtype=np.float32)
     assert SparseHead(scale=100.0).quantize(weights).tolist() == [0, 0, 1, 1, 100, 255]

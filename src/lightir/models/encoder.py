@@ -68,6 +68,7 @@ class LightRetriever(nn.Module):
         self.trunk = backbone.trunk
         self.contract = contract
         self.heads = heads or HeadArrays()
+        self._unpacked: tuple[Tensor | None, Tensor] | None = None
 
     # ---- loading and saving
 
@@ -343,7 +344,10 @@ class LightRetriever(nn.Module):
 
     @property
     def _head(self) -> LMHead:
-        if self.contract.sparse is not None and self.contract.sparse.projection == "embeddings":
+        projection = None if self.contract.sparse is None else self.contract.sparse.projection
+        if projection == "own":
+            return self._own_head()
+        if projection == "embeddings":
             embeddings: Tensor = self.backbone.model.get_input_embeddings().weight  # type: ignore[assignment]
             weight, bias = self.heads.norm_weight, self.heads.norm_bias
             norm = None if weight is None or bias is None else state_norm(weight, bias)
@@ -353,6 +357,13 @@ class LightRetriever(nn.Module):
         if self.backbone.head is None:
             raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
         return self.backbone.head
+
+    def _own_head(self) -> LMHead:
+        """Return the head with the model's own projection, which is unpacked once into the dtype of the backbone."""
+        packed = self.heads.projection
+        if self._unpacked is None or self._unpacked[0] is not packed:
+            self._unpacked = packed, self.heads.own_projection(self.backbone.model.dtype)
+        return LMHead(self._unpacked[1], kernel=self.backbone.head.kernel if self.backbone.head else "auto")
 
     @property
     def _dense(self) -> DenseHead:

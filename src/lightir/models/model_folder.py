@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightir.addresses import OWN_WEIGHTS, base_address, stored_address
 from lightir.contract import FILE_NAME, BackboneRecord, Contract, hash_arrays, refuse_external
-from lightir.errors import ContractMismatch
+from lightir.errors import ContractMismatch, FormatError
 from lightir.models.adapters import load_adapter, merge_adapter, save_adapter, saved_adapter_hash
 from lightir.models.backbones import Attention, Backbone, load_backbone
 from lightir.models.model_files import read_tensors
@@ -33,6 +33,8 @@ class HeadArrays:
         term_weights: (V,) float32 weight of each term in a sparse query (IDF).
         norm_weight: (H,) float32 weight of the LayerNorm in front of the sparse projection; a parameter in training.
         norm_bias: (H,) float32 bias of that LayerNorm; a parameter in training.
+        projection: (V, H) int8 rows of the sparse head's own projection.
+        projection_scales: (V,) float32 scale of each of these rows.
     """
 
     mean: Tensor | None = None
@@ -41,11 +43,23 @@ class HeadArrays:
     term_weights: Tensor | None = None
     norm_weight: Tensor | None = None
     norm_bias: Tensor | None = None
+    projection: Tensor | None = None
+    projection_scales: Tensor | None = None
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the arrays that are not None, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+    def own_projection(self, dtype: torch.dtype) -> Tensor:
+        """Return the sparse head's own projection, (V, H) in a dtype.
+
+        Raises:
+            FormatError: the model has none.
+        """
+        if self.projection is None or self.projection_scales is None:
+            raise FormatError("the contract names the sparse head's own projection, which head.safetensors lacks")
+        return (self.projection * self.projection_scales[:, None]).to(dtype)
 
 
 def read_parts(folder: Path, *, dtype: torch.dtype, merge: bool) -> tuple[Backbone, Contract, HeadArrays]:
@@ -93,11 +107,14 @@ def with_array_hashes(contract: Contract, heads: HeadArrays) -> Contract:
         sparse = dataclasses.replace(sparse, bias_hash=hash_arrays(arrays["term_bias"].numpy()))
     if sparse is not None and "norm_weight" in arrays:
         sparse = dataclasses.replace(sparse, norm_hash=_norm_hash(arrays))
+    if sparse is not None and "projection" in arrays:
+        sparse = dataclasses.replace(sparse, projection_hash=_projection_hash(arrays))
     return dataclasses.replace(contract, dense=dense, sparse=sparse)
 
 
 def _stored(heads: HeadArrays) -> dict[str, Tensor]:
-    return {name: value.detach().float().cpu().contiguous() for name, value in heads.arrays().items()}
+    arrays = {name: value.detach().cpu().contiguous() for name, value in heads.arrays().items()}
+    return {name: array if array.dtype == torch.int8 else array.float() for name, array in arrays.items()}
 
 
 def _standardization_hash(arrays: dict[str, Tensor]) -> str:
@@ -106,6 +123,10 @@ def _standardization_hash(arrays: dict[str, Tensor]) -> str:
 
 def _norm_hash(arrays: dict[str, Tensor]) -> str:
     return hash_arrays(arrays["norm_weight"].numpy(), arrays["norm_bias"].numpy())
+
+
+def _projection_hash(arrays: dict[str, Tensor]) -> str:
+    return hash_arrays(arrays["projection"].numpy(), arrays["projection_scales"].numpy())
 
 
 def contract_backbone(
@@ -164,6 +185,8 @@ def stored_heads(folder: Path, contract: Contract) -> HeadArrays:
         _require("sparse.bias_hash", contract.sparse.bias_hash, bias_hash, folder)
         norm_hash = _norm_hash(arrays) if "norm_weight" in arrays else ""
         _require("sparse.norm_hash", contract.sparse.norm_hash, norm_hash, folder)
+        projection_hash = _projection_hash(arrays) if "projection" in arrays else ""
+        _require("sparse.projection_hash", contract.sparse.projection_hash, projection_hash, folder)
     return heads
 
 

@@ -8,14 +8,16 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lightir.data import TrainingSet
 from lightir.models.encoder import LightRetriever
 from lightir.models.heads import calibrate_bias
-from lightir.text import TextTokenizer
+from lightir.text import QueryPolicy, TextTokenizer
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
 from lightir.train.recipes.sidr_recipe import SidrRecipe
+from lightir.vectors import Floats
 
 RecipeWithHeads = ContrastiveRecipe | SidrRecipe
 
@@ -72,20 +74,34 @@ def sample_documents(sets: Sequence[TrainingSet], n: int, *, seed: int) -> list[
 
 def idf_weights(retriever: LightRetriever, sets: Sequence[TrainingSet]) -> torch.Tensor:
     """Return (V,) float32 in (0, 1]: ln(1 + N / (df + 0.5)) over the training corpora, scaled to 1 for df = 0."""
-    policy = retriever.contract.query
-    tokenizer: TextTokenizer = retriever.backbone.tokenizer
-    frequency = np.zeros(retriever.backbone.vocab_size, dtype=np.int64)
+    policy, vocab_size = retriever.contract.query, retriever.backbone.vocab_size
+    frequency = np.zeros(vocab_size, dtype=np.int64)
     n_documents = 0
     seen: set[str] = set()
     for training in sets:
         first = itertools.islice(training.documents.values(), DOCUMENTS_FOR_IDF)
         new = [document for document in first if document.doc_id not in seen]
-        texts = [policy.prepare(document.full_text()) for document in new]
+        texts = [document.full_text() for document in new]
         seen.update(document.doc_id for document in new)
-        for start in range(0, len(texts), 512):
-            rows = tokenizer.term_ids(texts[start : start + 512], max_tokens=policy.max_tokens)
-            for row in range(len(rows)):
-                frequency[np.unique(rows.row(row))] += 1
+        frequency += document_frequencies(retriever.backbone.tokenizer, policy, texts, vocab_size=vocab_size)
         n_documents += len(texts)
+    return torch.from_numpy(idf(frequency, n_documents))
+
+
+def document_frequencies(
+    tokenizer: TextTokenizer, policy: QueryPolicy, texts: Sequence[str], *, vocab_size: int
+) -> npt.NDArray[np.int64]:
+    """Return the number of texts that have each term, (vocab_size,) int64, with the terms that queries have."""
+    frequency = np.zeros(vocab_size, dtype=np.int64)
+    prepared = [policy.prepare(text) for text in texts]
+    for start in range(0, len(prepared), 512):
+        rows = tokenizer.term_ids(prepared[start : start + 512], max_tokens=policy.max_tokens)
+        for row in range(len(rows)):
+            frequency[np.unique(rows.row(row))] += 1
+    return frequency
+
+
+def idf(frequency: npt.NDArray[np.int64], n_documents: int) -> Floats:
+    """Return ln(1 + N / (df + 0.5)) of each term, float32, scaled to 1 for a term that no document has."""
     raw = np.log1p(n_documents / (frequency + 0.5))
-    return torch.from_numpy((raw / np.log1p(n_documents / 0.5)).astype(np.float32))
+    return np.asarray(raw / np.log1p(n_documents / 0.5), dtype=np.float32)
