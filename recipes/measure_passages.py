@@ -18,11 +18,11 @@ from pathlib import Path
 from lightir.addresses import resolve_model_folder, resolve_query_encoder
 from lightir.contract import Contract
 from lightir.data import Dataset
-from lightir.runtime.model_encoder import encode_pending
 from lightir.eval import EvaluationResult, compare, evaluate
 from lightir.index import Index, IndexOptions, PassageOptions, build_index, document_shards
 from lightir.pending import WorkOptions
 from lightir.provenance import provenance
+from lightir.runtime.model_encoder import encode_pending
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document, Qrels
 

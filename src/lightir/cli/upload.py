@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> None:
     """Upload, and print the address with its commit."""
     from lightir.encode.exports.hub_repository import upload_model
 
-    address = upload_model(args.model, args.repository, private=args.private, license=args.license, message=args.message)
+    address = upload_model(
+        args.model, args.repository, private=args.private, license=args.license, message=args.message
+    )
     if args.json:
         print_json({"address": address})
     else:

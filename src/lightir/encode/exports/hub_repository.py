@@ -12,12 +12,19 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from lightir.addresses import PATH_STARTS, PYPI_PREFIX, REVISION_MARK, hub_name, resolve_model_folder, shipped_models
+from lightir.addresses import (
+    OWN_WEIGHTS,
+    PATH_STARTS,
+    PYPI_PREFIX,
+    REVISION_MARK,
+    hub_name,
+    resolve_model_folder,
+    shipped_models,
+)
 from lightir.contract import FILE_NAME, Contract
 from lightir.encode.exports.model_card import model_card
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import atomic_folder, temporary_folder
-from lightir.models.own_weights import OWN_WEIGHTS
 
 CARD = "README.md"
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

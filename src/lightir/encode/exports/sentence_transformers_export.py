@@ -353,7 +353,7 @@ def document_tokenizer(framing: Framing, *, max_tokens: int) -> PreTrainedTokeni
         ],
     )
     end = tokenizer.id_to_token(backbone.eos_id)
-    names = ("cls_token", "sep_token") if backbone.kind == "encoder" else ("bos_token", "eos_token")
+    names = ("cls_token", "sep_token") if framing.contract.backbone.kind == "encoder" else ("bos_token", "eos_token")
     special = {names[1]: end}
     if backbone.bos_id is not None:
         special[names[0]] = tokenizer.id_to_token(backbone.bos_id)

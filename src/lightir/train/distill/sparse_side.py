@@ -30,7 +30,6 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import HeadArrays, write_parts
 from lightir.query import CachedQueryEncoder
 from lightir.query.encoder_files import SCALES_KEY, TERM_WEIGHTS_FILE
-from lightir.train.distill.start import table_rows
 from lightir.train.stages.head_fitting import DOCUMENTS_FOR_IDF, document_frequencies, idf
 from lightir.types import Document
 from lightir.vectors import Floats
@@ -89,7 +88,7 @@ def add_sparse_side(
     documents = [document for path in corpora for document in read_documents(path)]
     if not documents:
         raise InvalidInput("no documents for the IDF weights and the bias of the sparse side: name a corpus")
-    rows = table_rows(next(iter(CachedQueryEncoder.load(folder / QUERY_ENCODER).tables.values())))
+    rows = next(iter(CachedQueryEncoder.load(folder / QUERY_ENCODER).tables.values())).float_rows()
     device = usable_device(options.device)
     retriever = LightRetriever.load(folder, dtype=fast_dtype(device), device=device)
     fit_sparse_side(retriever, rows, documents, options)
