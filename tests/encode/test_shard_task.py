@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightir.encode import EncodeOptions, encode_corpus
-from lightir.encode.cluster import RayOptions, encode_corpus_on_ray
+from lightir.encode.cluster import RayOptions, encode_corpus_on_ray, require_answer
 from lightir.encode.shard_task import ShardJob, describe_machine, encode_shard_aside
 from lightir.errors import InvalidInput, MissingExtra
 from lightir.files import checksums_of_files
@@ -99,3 +99,11 @@ def test_without_ray_the_error_names_the_extra(model: Path, tmp_path: Path, monk
     assert not (tmp_path / "v").exists()
     with pytest.raises(InvalidInput, match="cpus is 0"):
         RayOptions("auto", cpus=0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2:1", "127.0.0.2", "127.0.0.2:x", "127.0.0.2:70000"])
+def test_an_address_where_no_cluster_answers_is_refused_at_once(address: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=rf"no Ray cluster answers at {address}: .* start one with: ray start --head"
+    ):
+        require_answer(address)

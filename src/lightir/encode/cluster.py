@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -42,6 +43,8 @@ MAX_RETRIES = 5
 WAITING = 2
 """Number of shards per worker that are sent ahead, so that no worker waits for its next one."""
 
+CONNECT_S = 10.0
+"""Seconds in which the head of a cluster must answer."""
 SHARD_FAILED = (
     f"a shard lost {MAX_RETRIES + 1} workers. Finished shards are kept: add --resume to the same command to continue"
 )
@@ -103,6 +106,7 @@ def encode_corpus_on_ray(
         MissingExtra: Ray is not installed.
     """
     ray, options = import_ray(), options or EncodeOptions()
+    require_answer(cluster.address)
     folder = resolve_model_folder(model)
     # Only the tokenizer and the number of weights are needed here: the weights are dropped.
     retriever = LightRetriever.load(folder, dtype=torch.bfloat16).to("meta")
@@ -135,6 +139,26 @@ def import_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError:
         raise MissingExtra("Ray is needed to encode on a cluster: pip install 'lightir[ray]'") from None
+
+
+def require_answer(address: str) -> None:
+    """Refuse an address where nothing listens; Ray alone would try for minutes.
+
+    Loopback addresses are left to Ray, which replaces them by the machine's own address.
+
+    Raises:
+        InvalidInput: nothing answers in CONNECT_S.
+    """
+    host, _, port = address.rpartition(":")
+    if address == "auto" or host in ("127.0.0.1", "localhost"):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise InvalidInput(
+            f"no Ray cluster answers at {address}: {error}. Expected HOST:PORT, or auto; start one with: "
+            "ray start --head"
+        ) from error
 
 
 @contextlib.contextmanager
