@@ -29,7 +29,7 @@ export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
 .PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters test-clients \
-	test-engines wheel wheels lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
+	test-engines test-ray wheel wheels lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
 
 setup: $(STAMP)
 
@@ -141,6 +141,11 @@ test-clients: setup | $(UV)
 	$(call before_venv,build/clients,requirements/clients.lock)
 	build/clients/bin/python -m pytest -q -p no:cacheprovider tests/serve/test_framework_clients.py $(PYTEST_ARGS)
 
+# Encoding on two nodes of a Ray cluster on this machine.
+test-ray: setup | $(UV)
+	$(call before_venv,build/ray,requirements/ray.lock)
+	build/ray/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/encode/test_ray_cluster.py
+
 # An environment with a lock's packages, which sees those of .venv behind its own.
 define before_venv
 	rm -rf $(1)
@@ -190,6 +195,7 @@ endef
 # torch's CPU build is written by hand, since its index names the hashes of all platforms. TORCH_LINKS is where uv reads that
 # build's dependencies: a page or folder of wheels.
 UPGRADE ?=
+EXTRAS := train eval parquet files serve mcp datasets tensorboard ann quantize nf4 gpu dev
 TORCH_LINKS ?= $(TORCH_INDEX)/torch/
 LOCK = $(UV) pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock" $(UPGRADE)
 lock: $(UV)
@@ -210,7 +216,7 @@ lock: $(UV)
 	$(LOCK) --universal --python-version 3.11 -c requirements/dev.lock --extra serve -o requirements/serve.lock pyproject.toml
 	$(LOCK) --universal --python-version 3.12 --extra encode --extra eval --extra files --extra parquet --extra mcp -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
-	$(foreach adapter,$(ADAPTERS) engines clients,$(call lock_adapter,$(adapter)))
+	$(foreach adapter,$(ADAPTERS) engines clients ray,$(call lock_adapter,$(adapter)))
 	$(call lock_lowest,requirements/lowest.txt,)
 	$(call lock_lowest,requirements/lowest-train.txt,--extra train)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import json
+import os
+import secrets
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +24,7 @@ from lightir.errors import (
     ContractMismatch,
     FormatError,
     InvalidInput,
+    NotFound,
     WriteFailed,
     storage_errors,
 )
@@ -27,6 +32,7 @@ from lightir.files import (
     atomic_folder,
     child_path,
     exclusive_writer,
+    fsync_path,
     make_folder,
     read_json,
     sha256_file,
@@ -92,6 +98,42 @@ class Shard:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """A shard on disk under a temporary name, which `VectorsWriter.adopt` makes part of the folder.
+
+    Attributes:
+        folder: name of the shard's folder inside the vectors folder; it begins with a dot.
+        doc_ids: ids of its documents, in order.
+        files: size in bytes and SHA-256 of each file, by name.
+        has_cells: whether metadata come from a table without types, see `lightir.types.Cells`.
+    """
+
+    folder: str
+    doc_ids: tuple[str, ...]
+    files: dict[str, dict[str, Any]]
+    has_cells: bool
+
+
+def write_aside(vectors: Path, number: int, shard: Shard) -> WrittenShard:
+    """Write a shard durably into a vectors folder under a temporary name, which no other call uses.
+
+    Any process can call this, on any machine that shares the folder. `VectorsWriter` removes what is never adopted.
+
+    Args:
+        vectors: existing vectors folder.
+        number: number that the shard gets.
+        shard: documents with their vectors.
+
+    Raises:
+        WriteFailed: the disk is full or broken; nothing is left behind.
+    """
+    name = f".{_shard_name(number)}.{secrets.token_hex(8)}"
+    with storage_errors(f"cannot write {vectors}", kind=WriteFailed), atomic_folder(vectors / name) as folder:
+        files = _write_shard(folder, shard)
+    return WrittenShard(name, tuple(document.doc_id for document in shard.documents), files, _has_cells(shard))
+
+
 class DocumentEncoder(Protocol):
     """A model as the modules without torch use it: it encodes documents as vectors."""
 
@@ -112,7 +154,15 @@ class VectorsWriter:
     """Appends shards to a vectors/ folder; a shard is durable when `add` returns.
 
     resume=True continues the folder of an interrupted writer: complete shards are kept, incomplete ones removed. A
-    folder has at most one writer at a time, until it finishes, is closed, or its process ends.
+    folder has at most one writer at a time, until it finishes, is closed, or its process ends. Shards are numbered in
+    the order of the input. If other processes write them (`write_aside`), they are adopted in any order, so an
+    interrupted folder may lack numbers; the next writer fills these first.
+
+    Attributes:
+        folder: path of the folder.
+        contract: contract of the model that computes the vectors.
+        doc_ids: ids of the documents in the folder.
+        numbers: the unused numbers of shards, in ascending order; `next` takes one.
     """
 
     def __init__(
@@ -134,6 +184,7 @@ class VectorsWriter:
         self.folder = Path(folder)
         self.contract = contract
         self.doc_ids: set[str] = set()
+        self.numbers: Iterator[int] = itertools.count()
         self._earlier: dict[str, int] = {}  # documents of an earlier run, with hashes of their texts
         with self._writing():
             make_folder(self.folder)
@@ -177,6 +228,7 @@ class VectorsWriter:
             )
         self._manifest = reader.manifest
         kept = {shard["name"] for shard in self._manifest["shards"]}
+        self.numbers = (number for number in itertools.count() if _shard_name(number) not in kept)
         for path in self.folder.iterdir():
             if path.is_dir() and path.name.lstrip(".").startswith("shard-") and path.name not in kept:
                 shutil.rmtree(path)
@@ -204,31 +256,58 @@ class VectorsWriter:
             InvalidInput: duplicate document in the shard or the folder.
             WriteFailed: the disk is full or broken; earlier shards are complete.
         """
-        ids = [document.doc_id for document in shard.documents]
-        counts = Counter(ids)
+        doc_ids = tuple(document.doc_id for document in shard.documents)
+        self._refuse_duplicates(doc_ids)
+        name = _shard_name(next(self.numbers))
+        with self._writing(), atomic_folder(self.folder / name, overwrite=True) as folder:
+            files = _write_shard(folder, shard)
+        self._record(name, WrittenShard(name, doc_ids, files, _has_cells(shard)))
+
+    def adopt(self, number: int, written: WrittenShard) -> None:
+        """Make a shard that `write_aside` has written part of the folder, under its number.
+
+        Args:
+            number: number that was taken from `numbers`.
+            written: result of `write_aside` on this folder, from any process.
+
+        Raises:
+            InvalidInput: duplicate document in the shard or the folder.
+            NotFound: the shard is not in the folder: the storage is not shared with the process that wrote it.
+            WriteFailed: the shard cannot be renamed; earlier shards are complete.
+        """
+        self._refuse_duplicates(written.doc_ids)
+        aside = child_path(self.folder, written.folder)
+        if not aside.is_dir():
+            raise NotFound(f"{aside} does not exist: another machine wrote it, which does not share {self.folder}")
+        name = _shard_name(number)
+        with self._writing():
+            os.rename(aside, self.folder / name)
+            fsync_path(self.folder)
+        self._record(name, written)
+
+    def _refuse_duplicates(self, doc_ids: Sequence[str]) -> None:
+        counts = Counter(doc_ids)
         repeated = [doc_id for doc_id in counts if counts[doc_id] > 1 or doc_id in self.doc_ids]
         if repeated:
             raise InvalidInput(f"duplicate document id {repeated[0]!r}: it is already encoded")
-        name = f"shard-{len(self._manifest['shards']):05d}"
-        with self._writing(), atomic_folder(self.folder / name, overwrite=True) as folder:
-            _write_shard(folder, shard)
-            files = {
-                path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-                for path in sorted(folder.iterdir())
-            }
-        entry = {"name": name, "documents": len(ids), "files": files}
-        if any(isinstance(document.metadata, Cells) for document in shard.documents):
+
+    def _record(self, name: str, written: WrittenShard) -> None:
+        """List a shard in the manifest, by its number."""
+        entry = {"name": name, "documents": len(written.doc_ids), "files": written.files}
+        if written.has_cells:
             entry[CELLS] = True
-        self._manifest["shards"].append(entry)
+        bisect.insort(self._manifest["shards"], entry, key=lambda listed: (len(listed["name"]), listed["name"]))
         self._manifest["complete"] = False  # a folder that grows is incomplete until `finish` is called again
         self._save_manifest()
-        self.doc_ids.update(ids)
+        self.doc_ids.update(written.doc_ids)
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return storage_errors(f"cannot write {self.folder}", kind=WriteFailed)
 
     def finish(self) -> None:
-        """Mark the folder as complete, which an index requires, and close it."""
+        """Remove shards that were not adopted, mark the folder as complete, which an index requires, and close it."""
+        for abandoned in self.folder.glob(".*shard-*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
         self._manifest["complete"] = True
         self._save_manifest()
         self.close()
@@ -377,7 +456,16 @@ def _check_shards(folder: Path, shards: Any) -> None:
         raise FormatError(f"{folder / MANIFEST} is damaged: {error!r}; encode into a new folder") from error
 
 
-def _write_shard(folder: Path, shard: Shard) -> None:
+def _shard_name(number: int) -> str:
+    return f"shard-{number:05d}"
+
+
+def _has_cells(shard: Shard) -> bool:
+    return any(isinstance(document.metadata, Cells) for document in shard.documents)
+
+
+def _write_shard(folder: Path, shard: Shard) -> dict[str, dict[str, Any]]:
+    """Write the files of a shard, and return their sizes and checksums."""
     with (folder / DOCUMENTS).open("w", encoding="utf-8") as file:
         for document in shard.documents:
             record = {"doc_id": document.doc_id, "title": document.title, "text": document.text}
@@ -388,3 +476,4 @@ def _write_shard(folder: Path, shard: Shard) -> None:
         np.save(folder / "indptr.npy", shard.sparse.indptr)
         np.save(folder / "term_ids.npy", shard.sparse.term_ids)
         np.save(folder / "impacts.npy", shard.sparse.weights)
+    return {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in sorted(folder.iterdir())}

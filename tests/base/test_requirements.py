@@ -63,8 +63,8 @@ def test_every_locked_package_has_the_hashes_of_its_files(name: str) -> None:
 
 
 @pytest.mark.parametrize("torch", ["torch.lock", "torch-cuda.lock"])
-def test_the_development_lock_and_a_build_of_torch_satisfy_every_extra(torch: str) -> None:
-    pins = pinned(torch, "dev.lock")
+def test_the_locks_of_development_ray_and_torch_satisfy_every_extra(torch: str) -> None:
+    pins = pinned("ray.lock") | pinned(torch, "dev.lock")
     optional = PROJECT["optional-dependencies"].items()
     extras = [line for name, lines in optional if name not in ENGINES for line in lines if "lightir[" not in line]
     for requirement in map(Requirement, [*PROJECT["dependencies"], *extras, *BUILD["requires"]]):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightir.errors import AlreadyExists
+from lightir.errors import AlreadyExists, MissingExtra
 from lightir.files import check_new_folder
 
 
@@ -34,3 +35,13 @@ def require_new_vectors(folder: str, *, resume: bool) -> None:
     path = Path(folder)
     if not resume and path.is_dir() and any(path.iterdir()):
         raise AlreadyExists(f"{folder} contains vectors; continue with --resume, or choose another folder")
+
+
+def require_ray() -> None:
+    """Refuse a cluster if Ray is not installed; it is not imported.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtra("Ray is needed to encode on a cluster: pip install 'lightir[ray]'")

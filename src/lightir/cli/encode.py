@@ -1,16 +1,32 @@
 """Encode documents with a model into a vectors folder, which `lightir index` and `lightir add` read.
 
 Finished shards are kept when the command is interrupted; the same command with --resume continues after them.
+
+With --ray, each worker of a Ray cluster encodes one shard at a time. All machines must mount the vectors folder at the
+same path, and have the same lightir and the model. If a machine is lost, others encode its unfinished shards.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_corpus_options, add_device, add_encoding, add_json
+from lightir.cli.arguments import (
+    CORPUS_HELP,
+    MODEL_HELP,
+    add_corpus_options,
+    add_device,
+    add_encoding,
+    add_json,
+    positive,
+)
 from lightir.cli.terminal import print_json, print_status
+from lightir.errors import InvalidInput
 from lightir.quantities import counted
+
+if TYPE_CHECKING:
+    from lightir.runtime.documents import EncodeReport
 
 HELP = "encode documents into vectors (needs lightir[encode] or lightir[train])"
 ON_INTERRUPT = "finished shards are kept (all but about the last minute): add --resume to the same command to continue"
@@ -19,6 +35,7 @@ EXAMPLES = """
   lightir encode MODEL scifact/ --out vectors --resume
   lightir encode minilm corpus.jsonl --out vectors --runtime onnx --quantize int8-dynamic
   cat notes.jsonl | lightir encode minilm - --out vectors
+  lightir encode minilm /shared/corpus.jsonl --out /shared/vectors --ray 10.0.0.1:6379
 """
 
 
@@ -37,22 +54,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "lightir[quantize], or lightir[nf4] for nf4; onnx supports int8-dynamic (default: no quantization)",
     )
     add_device(parser)
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="encode on the machines of the Ray cluster at HOST:PORT, or auto for the cluster of this machine; needs "
+        "lightir[ray], and VECTORS on storage that all machines share (default: encode on this machine)",
+    )
+    parser.add_argument(
+        "--ray-cpus",
+        type=positive,
+        metavar="N",
+        help="number of CPU cores per worker of the cluster; each worker loads the model (default: 1)",
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Encode the documents and print their number and the speed."""
     from lightir.addresses import resolve_model_folder
-    from lightir.cli.early_checks import require_new_vectors
+    from lightir.cli.early_checks import require_new_vectors, require_ray
     from lightir.data import count_documents, read_documents
     from lightir.runtime.documents import encode_corpus
-    from lightir.runtime.encode_options import RUNTIME_NAMES, EncodeOptions
+    from lightir.runtime.encode_options import EncodeOptions
     from lightir.runtime.loading import require_runtime
 
+    if args.ray_cpus is not None and args.ray is None:
+        raise InvalidInput("--ray-cpus sets the workers of a cluster; name the cluster with --ray ADDRESS")
     documents = read_documents(args.corpus, fields=args.fields)
     folder = resolve_model_folder(args.model)
     require_new_vectors(args.out, resume=args.resume)
+    if args.ray is not None:
+        require_ray()
     runtime = require_runtime(folder, args.runtime)
+    if args.ray is not None and runtime != "torch":
+        raise InvalidInput("--ray runs models by torch (lightir[train]); ONNX Runtime encodes on one machine")
 
     options = EncodeOptions(
         batch_tokens=args.batch_tokens,
@@ -62,14 +97,30 @@ def run(args: argparse.Namespace) -> None:
         quantize=args.quantize,
         runtime=runtime,
     )
-    report = encode_corpus(
-        args.model,
-        documents,
-        args.out,
-        options=options,
-        resume=args.resume,
-        n_documents=count_documents(args.corpus),
-    )
+    n_documents = count_documents(args.corpus)
+    if args.ray is None:
+        report = encode_corpus(
+            args.model, documents, args.out, options=options, resume=args.resume, n_documents=n_documents
+        )
+    else:
+        from lightir.encode.cluster import RayOptions, encode_corpus_on_ray
+
+        report = encode_corpus_on_ray(
+            args.model,
+            documents,
+            args.out,
+            cluster=RayOptions(args.ray, args.ray_cpus or 1),
+            options=options,
+            resume=args.resume,
+            n_documents=n_documents,
+        )
+    _print_report(report, runtime, args)
+
+
+def _print_report(report: EncodeReport, runtime: str, args: argparse.Namespace) -> None:
+    """Print the counts and the speed, as JSON or as lines."""
+    from lightir.runtime.encode_options import RUNTIME_NAMES
+
     if args.json:
         print_json(
             {

@@ -111,35 +111,41 @@ def encode_corpus(
             Progress("encode", unit="document", total=n_documents, done=before, smooth=True) as bar,
             contextlib.ExitStack() as compiled,
         ):
-            unwritten = _skip_written(documents, writer)
-            for window in _windows(encoder, unwritten, options.shard_size, SHARD_BATCHES * batch_tokens):
+            unwritten = unwritten_documents(documents, writer)
+            for window in document_windows(encoder, unwritten, options.shard_size, SHARD_BATCHES * batch_tokens):
                 if tokens == 0:
                     expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
                     compiled.enter_context(encoder.prepared(options.compile, expected / len(window.documents)))
                 shard = _encode_window(encoder, window, batch_tokens, bar)
                 writer.add(shard)
                 tokens += window.tokens
-                impacts += _count_impacts(shard)
+                impacts += count_impacts(shard)
                 longer += n_longer(window.documents, encoder.contract, encoder.tokenizer)
-        if folder is not None and (folder / QUERY_ENCODER).is_dir():
-            with atomic_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
-                copy_folder(folder / QUERY_ENCODER, copy)
+        if folder is not None:
+            copy_query_encoder(folder, Path(out))
         writer.finish()
         seconds = time.perf_counter() - start
         n_impacts, n_clipped = impacts.tolist()
         report = EncodeReport(len(writer.doc_ids) - before, before, tokens, seconds, n_impacts, n_clipped, longer)
-    _warn_if_clipped(report, encoder.contract.sparse)
+    warn_if_clipped(report, encoder.contract.sparse)
     return report
 
 
-def _count_impacts(shard: Shard) -> tuple[int, int]:
+def copy_query_encoder(model: Path, vectors: Path) -> None:
+    """Copy the query encoder of a model folder, if it has one, beside the vectors."""
+    if (model / QUERY_ENCODER).is_dir():
+        with atomic_folder(vectors / QUERY_ENCODER, overwrite=True) as copy:
+            copy_folder(model / QUERY_ENCODER, copy)
+
+
+def count_impacts(shard: Shard) -> tuple[int, int]:
     """Return the number of a shard's impacts, and of those at the maximum."""
     if shard.sparse is None:
         return 0, 0
     return len(shard.sparse.weights), int((shard.sparse.weights == MAX_IMPACT).sum())
 
 
-def _warn_if_clipped(report: EncodeReport, sparse: SparseHead | None) -> None:
+def warn_if_clipped(report: EncodeReport, sparse: SparseHead | None) -> None:
     """Log a warning if the quantizer's scale is too large for the model's weights."""
     if sparse is not None and report.clips:
         logger.warning(
@@ -163,7 +169,7 @@ def encode_shard(model: DocumentModel, documents: Sequence[Document], *, batch_t
         batch_tokens: maximum number of tokens of a forward pass; None is the device's default.
     """
     framed = model.frame_documents(documents)
-    window = _Window(list(documents), framed, sum(len(ids) for ids, _, _ in framed))
+    window = Window(list(documents), framed, sum(len(ids) for ids, _, _ in framed))
     with Progress("encode", unit="document", shown=False) as bar:
         return _encode_window(model, window, batch_tokens or model.batch_tokens, bar)
 
@@ -178,7 +184,7 @@ def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[i
         start += rows
 
 
-def _skip_written(documents: Iterable[Document], writer: VectorsWriter) -> Iterator[Document]:
+def unwritten_documents(documents: Iterable[Document], writer: VectorsWriter) -> Iterator[Document]:
     """Yield the documents that no earlier run has written."""
     seen: set[str] = set()
     for document in documents:
@@ -190,7 +196,7 @@ def _skip_written(documents: Iterable[Document], writer: VectorsWriter) -> Itera
 
 
 @dataclass(slots=True)
-class _Window:
+class Window:
     """Documents of one shard, framed, with their number of tokens."""
 
     documents: list[Document]
@@ -198,9 +204,9 @@ class _Window:
     tokens: int
 
 
-def _windows(model: DocumentModel, documents: Iterator[Document], size: int, tokens: int) -> Iterator[_Window]:
+def document_windows(model: DocumentModel, documents: Iterator[Document], size: int, tokens: int) -> Iterator[Window]:
     """Yield documents in order, in windows of `size` documents or slightly more than `tokens` tokens."""
-    window = _Window([], [], 0)
+    window = Window([], [], 0)
     while batch := list(islice(documents, min(FRAMING_BATCH, size - len(window.documents)))):
         framed = model.frame_documents(batch)
         window.documents += batch
@@ -208,12 +214,12 @@ def _windows(model: DocumentModel, documents: Iterator[Document], size: int, tok
         window.tokens += sum(len(ids) for ids, _, _ in framed)
         if len(window.documents) == size or window.tokens >= tokens:
             yield window
-            window = _Window([], [], 0)
+            window = Window([], [], 0)
     if window.documents:
         yield window
 
 
-def _encode_window(model: DocumentModel, window: _Window, batch_tokens: int, bar: Progress) -> Shard:
+def _encode_window(model: DocumentModel, window: Window, batch_tokens: int, bar: Progress) -> Shard:
     documents, framed = window.documents, window.framed
     lengths = [len(ids) for ids, _, _ in framed]
     head = model.contract.dense

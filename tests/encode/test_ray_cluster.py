@@ -1,0 +1,210 @@
+"""Encoding on two nodes of a real Ray cluster on this machine: `make test-ray`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lightir.files import checksums_of_files
+from lightir.shards import VectorsReader
+from tiny_vectors import save_tiny_retriever
+
+pytest.importorskip("ray")
+
+PORT = 9487
+SHARDS, DOCUMENTS = 8, 512
+PATCH = """
+import os, pathlib, time
+import lightir.shards
+write, folder = lightir.shards.write_aside, pathlib.Path(os.environ["PATCH_FOLDER"])
+def write_aside(vectors, number, shard):
+    node = os.environ["PATCH_NODE"]
+    with (folder / "log").open("a") as log:
+        log.write(f"{node} {number}\\n")
+    if node == "second":  # half a shard, and then nothing more
+        half = vectors / f".shard-{number:05d}.half"
+        half.mkdir()
+        (half / "documents.jsonl").write_text("{")
+        (folder / "in-the-middle").touch()
+        time.sleep(600)
+    time.sleep(0.3)
+    return write(vectors, number, shard)
+lightir.shards.write_aside = write_aside
+"""
+"""A sitecustomize module of the nodes: it logs each shard, and the second node stops in the middle of its first one."""
+
+
+RAY = """
+from ray._private import services
+from ray.scripts.scripts import main
+services.get_node_ip_address = lambda address=None: "127.0.0.1"
+main()
+"""
+"""The program `ray` on a machine whose own address may be unreachable: it uses the loopback address for both nodes."""
+
+
+class Cluster:
+    """Two nodes: the first encodes, the second stops in the middle of a shard and waits to be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "patch").mkdir()
+        (folder / "patch" / "sitecustomize.py").write_text(PATCH)
+
+    def environment(self, node: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(self.folder / "patch"),
+            "PATCH_NODE": node,
+            "PATCH_FOLDER": str(self.folder),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if node == "first" else "1",  # 0: use the loopback address
+        }
+
+    def start(self, node: str) -> None:
+        first = ["--head", "--port", str(PORT), "--include-dashboard=false"]
+        where = first if node == "first" else ["--address", f"127.0.0.1:{PORT}"]
+        lowest = 20000 if node == "first" else 20300
+        command = [
+            *(sys.executable, "-c", RAY, "start", "--block", *where, "--node-ip-address", "127.0.0.1"),
+            *("--min-worker-port", str(lowest), "--max-worker-port", str(lowest + 200), "--num-cpus", "1"),
+            *("--object-store-memory", "100000000", "--disable-usage-stats"),
+            *(["--temp-dir", str(self.folder / "r")] if node == "first" else []),
+        ]
+        with (self.folder / f"{node}.out").open("wb") as out:
+            self.nodes[node] = subprocess.Popen(
+                command, env=self.environment(node), stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        deadline = time.monotonic() + 180
+        while "Ray runtime started" not in (self.folder / f"{node}.out").read_text():
+            assert self.nodes[node].poll() is None, (self.folder / f"{node}.out").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    def kill(self, node: str) -> None:
+        """Kill every process of a node at once, as a power failure would."""
+        process = self.nodes.pop(node)
+        for pid in descendants(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def encode(self, model: Path, corpus: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "lightir", "encode", str(model), str(corpus), "--out", str(out), *more]
+        environment = {**self.environment("first"), "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        return subprocess.Popen(
+            [*command, "--batch-tokens", "30", "--dtype", "fp32"],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def log(self) -> list[str]:
+        path = self.folder / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all processes below it."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has ended
+        return [pid]
+    return [pid, *(below for child in children for below in descendants(int(child)))]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="lr"))  # short: the paths of Ray's sockets have 107 characters at most
+    cluster = Cluster(folder)
+    try:
+        cluster.start("first")
+        yield cluster
+    finally:
+        for node in list(cluster.nodes):
+            cluster.kill(node)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def inputs(cluster: Cluster) -> tuple[Path, Path, Path]:
+    """A model, a corpus, and the vectors that one process encodes."""
+    folder = cluster.folder
+    model = save_tiny_retriever(folder)
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(f'{{"_id": "d{i}", "text": "{"word " * (5 + i % 3)}"}}\n' for i in range(DOCUMENTS)))
+    alone = cluster.encode(model, corpus, folder / "alone")
+    _, messages = alone.communicate()
+    assert alone.returncode == 0, messages
+    assert len(VectorsReader(folder / "alone").manifest["shards"]) == SHARDS
+    return model, corpus, folder / "alone"
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 180
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ctrl_c_keeps_finished_shards_and_a_resumed_run_encodes_the_others(
+    cluster: Cluster, inputs: tuple[Path, Path, Path]
+) -> None:
+    model, corpus, alone = inputs
+    out = cluster.folder / "interrupted"
+    interrupted = cluster.encode(model, corpus, out, "--ray", f"127.0.0.1:{PORT}")
+    wait_for(out / "shard-00001", interrupted)
+    interrupted.send_signal(signal.SIGINT)
+    _, messages = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130, messages
+    assert "finished shards are kept" in messages
+    kept = len(VectorsReader(out, allow_incomplete=True).manifest["shards"])
+    assert 1 <= kept < SHARDS
+    before = len(cluster.log())
+    resumed = cluster.encode(model, corpus, out, "--ray", f"127.0.0.1:{PORT}", "--resume")
+    _, messages = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, messages
+    assert f"{64 * kept} encoded before" in messages
+    assert len(cluster.log()) - before == SHARDS - kept
+    assert checksums_of_files(out) == checksums_of_files(alone)
+
+
+def test_a_node_killed_in_the_middle_of_a_shard_costs_that_shard_alone(
+    cluster: Cluster, inputs: tuple[Path, Path, Path]
+) -> None:
+    model, corpus, alone = inputs
+    cluster.start("second")
+    before = len(cluster.log())
+    out = cluster.folder / "killed"
+    encoding = cluster.encode(model, corpus, out, "--ray", f"127.0.0.1:{PORT}")
+    wait_for(cluster.folder / "in-the-middle", encoding)
+    cluster.kill("second")
+    _, messages = encoding.communicate(timeout=300)
+    assert encoding.returncode == 0, messages
+    logged = [line.split() for line in cluster.log()[before:]]
+    lost = [number for node, number in logged if node == "second"]
+    assert len(lost) == 1
+    assert sorted(int(number) for node, number in logged if node == "first") == list(range(SHARDS))
+    assert checksums_of_files(out) == checksums_of_files(alone)
+
+
+def test_too_large_workers_and_other_devices_are_refused(cluster: Cluster, inputs: tuple[Path, Path, Path]) -> None:
+    model, corpus, _ = inputs
+    for more, message in ((["--ray-cpus", "3"], "has 3 CPU"), (["--device", "cuda"], "has 1 CPU and 1 GPU")):
+        refused = cluster.encode(model, corpus, cluster.folder / "refused", "--ray", f"127.0.0.1:{PORT}", *more)
+        _, messages = refused.communicate(timeout=120)
+        assert refused.returncode == 1
+        assert re.search(rf"no machine of the cluster \(\d machines?\) {message}", messages)
+        assert not (cluster.folder / "refused").exists()
