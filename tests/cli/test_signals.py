@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lightir.addresses import shipped_models
 from lightir.errors import WriteFailed
 from lightir.files import atomic_file, atomic_folder, remove_temporary, temporary_folder
 from lightir.index import Index, IndexWriter
@@ -45,7 +46,7 @@ COMMANDS = {
     "add": ["add", "index", "more.jsonl"],
     "verify": ["verify", "index"],
     "evaluate": ["evaluate", "index", "--dataset", "data"],
-    "encode": ["encode", "model", "more.jsonl", "--out", "new"],
+    "encode": ["encode", "minilm", "more.jsonl", "--out", "new"],
 }
 POINTS = [
     ("search", "import:numpy"),
@@ -75,8 +76,6 @@ def home(bm25_index: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.Mo
     shutil.copytree(bm25_index, tmp_path / "index")
     shutil.copytree(dataset, tmp_path / "data")
     (tmp_path / "notes").mkdir()
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "lightir.json").write_text("{}")
     for name in "abc":
         (tmp_path / "notes" / f"{name}.txt").write_text(f"river {name}")
     (tmp_path / "more.jsonl").write_text('{"_id": "new", "text": "a new river"}\n')
@@ -88,6 +87,8 @@ def home(bm25_index: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_signal_ends_a_command_cleanly(name: str, point: str, home: Path) -> None:
     if point == "import:torch":
         pytest.importorskip("torch", reason="without torch it is not imported")
+        if "minilm" not in shipped_models():
+            pytest.skip("the package lightir-minilm is not installed")
     number = (signal.SIGTERM, signal.SIGINT)[POINTS.index((name, point)) % 2]
     before = {path.name for path in home.iterdir()}
     done = call(COMMANDS[name], SIGNAL_AT=f"{number.value}:{point}")
