@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("ray")
+
 from lightir.files import checksums_of_files
 from lightir.shards import VectorsReader
 from tiny_vectors import save_tiny_retriever
-
-pytest.importorskip("ray")
 
 PORT = 9487
 SHARDS, DOCUMENTS = 8, 512

@@ -119,7 +119,19 @@ def test_the_last_word_is_completed_while_it_is_typed(pets: tuple[Path, Path], b
 
 
 @pytest.mark.parametrize(
-    "analyzer", ["auto-english", "english", "words", "auto-german", "german", "chinese", "russian", "auto-turkish"]
+    "analyzer",
+    [
+        "auto-english",
+        "english",
+        "words",
+        "auto-german",
+        "german",
+        "chinese",
+        "russian",
+        "auto-turkish",
+        "auto-english+german",
+        "auto-german+english",
+    ],
 )
 def test_words_are_those_of_the_index(tmp_path: Path, analyzer: str) -> None:
     index = make_index(tmp_path, random_documents(60), options=IndexOptions(analyzer=analyzer))

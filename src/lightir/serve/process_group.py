@@ -258,6 +258,8 @@ def _answer_requests(
     except LightirError as error:
         tell("failed", str(error))
         raise SystemExit(1) from None
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, and would print a traceback
 
 
 def _end(number: int, _: Any) -> None:
