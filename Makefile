@@ -318,8 +318,8 @@ $(SITE_BIN)/zensical: requirements/site.lock | $(UV)
 	$(call install,build/site-tools,$<)
 	touch $@
 
-site: $(SITE_BIN)/zensical
-	$(SITE_BIN)/python docs/build_site.py
+site: $(SITE_BIN)/zensical $(or $(wildcard $(STAMP)),$(LIGHT))
+	$(SITE_BIN)/python docs/build_site.py --lightir $(CURDIR)/$(BIN)/lightir
 	@echo "open build/site/html/index.html"
 
 clean:

@@ -16,7 +16,8 @@ export class Store {
 
   /** @param {URL|string} address address of the published folder. */
   constructor(address) {
-    this.address = new URL("./", address);
+    this.address = new URL(address);
+    if (!this.address.pathname.endsWith("/")) this.address.pathname += "/";
     this.requests = 0;
     this.transferred = 0;
     this.waited_ms = 0; // while at least one request was open
