@@ -31,7 +31,6 @@ EXPECTED = {
         "lowest",
     ),
     r"torch is not installed|without torch it is not imported|the program calls lightir\.encode too": ("light",),
-    r"this PyStemmer has an older English algorithm": ("lowest",),
     r"this torch is built for CUDA; .*|this torch's variable-length attention knows no groups": ("lowest",),
 }
 """Regular expressions, and the environments in which they are expected."""
