@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightir.addresses import resolve_model_folder, shipped_models
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode import cache_vocabulary
 from lightir.encode.exports.hub_repository import upload_model
@@ -114,9 +115,8 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert "| instruction | Find it |" in text
 
 
+@pytest.mark.skipif("minilm" not in shipped_models(), reason="the package lightir-minilm is not installed")
 def test_the_card_of_minilm_names_pairs_and_gate() -> None:
-    from lightir.addresses import resolve_model_folder
-
     card = model_card(resolve_model_folder("minilm"), "owner/minilm")
     assert "by a table of 30,522 terms with rows for pairs of terms and a gate, without a model" in card
     assert "license" not in card
