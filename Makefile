@@ -56,7 +56,9 @@ $(BIN)/python:
 
 # What indexing and searching need: no torch and no developer tools.
 light: $(or $(wildcard $(STAMP)),$(LIGHT))
-	@echo "lightir is in $(BIN): try $(BIN)/lightir --help"
+	@echo "lightir is in $(BIN). Search its own documentation, by words:"
+	@echo "  $(BIN)/lightir index docs --out docs-index"
+	@echo "  $(BIN)/lightir search docs-index 'how are branches fused'"
 
 $(LIGHT): requirements/run.lock $(NATIVE) $(SOURCES) | $(UV) $(BIN)/python
 	$(call install,$(VENV),$<)
