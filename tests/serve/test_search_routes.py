@@ -192,6 +192,18 @@ def test_slow_searches_go_to_threads_and_end_in_time(shop: Path, connect: Any, m
     assert answer.headers["retry-after"] == "1"
 
 
+def test_info_names_a_model_and_hides_its_folder(animals: Path, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(animals) as client:
+        contract = client.get("/v1/info").json()["contract"]
+        with Index.open(animals) as index:
+            described = index.info()
+            assert described.contract is not None
+            elsewhere = {**described.contract, "backbone": "/home/somebody/models/words"}
+            monkeypatch.setattr(Index, "info", lambda _: dataclasses.replace(described, contract=elsewhere))
+        assert client.get("/v1/info").json()["contract"] == contract
+        assert contract["backbone"] == client.get("/v1/info").json()["model"] == "words"
+
+
 def test_health_info_and_metrics(shop: Path, connect: Any) -> None:
     with connect(shop) as client:
         assert client.get("/health").json() == client.get("/ready").json() == {"status": "ok"}

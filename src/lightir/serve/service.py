@@ -215,8 +215,11 @@ class SearchService:
         return documents[0]
 
     def info(self) -> dict[str, Any]:
-        """Return counts, sizes, branches, fields and the contract of the index."""
-        return asdict(self.index.info())
+        """Return counts, sizes, branches, fields and the contract of the index; of a model's address, only the name."""
+        described = asdict(self.index.info())
+        if described["contract"] is not None:
+            described["contract"]["backbone"] = self.model_name
+        return described
 
     # Query vectors
 
