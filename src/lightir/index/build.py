@@ -105,12 +105,25 @@ def build_index(
     _warn_of_width(contract, options.dense_dim)
     analyzer = None if options.analyzer is None else Analyzer(options.analyzer)
     intake = Intake(contract, analyzer, encoder, options)
+    return run_build(intake, source, out, query_encoder=query_encoder, progress=progress, overwrite=overwrite)
+
+
+def run_build(
+    intake: Intake,
+    shards: Iterable[Shard],
+    out: Path | str,
+    *,
+    query_encoder: Path | str | None = None,
+    progress: bool = True,
+    overwrite: bool = False,
+) -> IndexInfo:
+    """Build an index by a given maker of rows; arguments and errors are those of `build_index`."""
     with new_index(Path(out), overwrite=overwrite) as folder:
         if query_encoder:
             copy_folder(query_encoder, folder / QUERY_ENCODER)
         build = _Build(Path(out), folder, intake)
         with closing(build.store):
-            build.run(source, progress)
+            build.run(shards, progress)
         return build.info()  # before the rename, after which nothing may fail
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from lightir.analysis import Analyzer
 from lightir.errors import InvalidInput
 from lightir.index.bm25 import K1, B
+from lightir.index.exchange.varints import encode_numbers
 from lightir.publish.live_rows import CountedTerms, LiveRows
-from lightir.publish.parts import PartWriter, encode_numbers
+from lightir.publish.parts import PartWriter
 from lightir.words.scripts import FOLDED
 from lightir.words.stems import ENGLISH_STOP_WORDS, QUESTION_WORDS, stem
 

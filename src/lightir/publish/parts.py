@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lightir.files import write_bytes
+from lightir.index.exchange.varints import Numbers, encode_number, encode_numbers
 
 PART_BYTES = 256 * 1024
 """Number of bytes of every part of a file but the last one."""
 
 BLOCK_WORDS = 64
 """Number of words of a block of a dictionary."""
-
-Numbers = npt.NDArray[np.int64]
 
 
 class PartWriter:
@@ -87,12 +85,12 @@ class PartWriter:
             for i in range(start, min(start + BLOCK_WORDS, len(words))):
                 word = words[i].encode()
                 shared = _n_shared(before, word)
-                block += _number(shared) + _number(len(word) - shared) + word[shared:]
-                block += _number(values[i]) + _number(lengths[i]) + held[i]
+                block += encode_number(shared) + encode_number(len(word) - shared) + word[shared:]
+                block += encode_number(values[i]) + encode_number(lengths[i]) + held[i]
                 before = word
             first = words[start].encode()
-            first_level += _number(len(first)) + first + _number(len(block))
-            first_level += _number(sum(lengths[start : start + BLOCK_WORDS]))
+            first_level += encode_number(len(first)) + first + encode_number(len(block))
+            first_level += encode_number(sum(lengths[start : start + BLOCK_WORDS]))
             blocks += block
         self.write(f"{name}-blocks", bytes(first_level), packed=True)
         self.write(name, bytes(blocks))
@@ -103,35 +101,5 @@ class PartWriter:
         return self._hash.hexdigest()[:16]
 
 
-def encode_numbers(values: Numbers) -> tuple[bytes, Numbers]:
-    """Encode whole numbers from 0 on with 7 bits a byte, the lowest first.
-
-    All bytes of a number but the last one have the 8th bit too.
-
-    Returns:
-        The bytes, and the (n,) number of bytes of each value.
-    """
-    lengths = np.ones(len(values), dtype=np.int64)
-    for bits in range(7, 63, 7):
-        lengths += values >> bits > 0
-    ends = np.cumsum(lengths)
-    out = np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-    starts = ends - lengths
-    for byte in range(int(lengths.max(initial=0))):
-        longer = lengths > byte
-        more = (lengths[longer] > byte + 1).astype(np.uint8) << 7
-        out[starts[longer] + byte] = ((values[longer] >> (7 * byte)) & 127).astype(np.uint8) | more
-    return out.tobytes(), lengths
-
-
 def _n_shared(one: bytes, other: bytes) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _number(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

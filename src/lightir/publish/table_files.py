@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import InvalidInput
-from lightir.publish.parts import PartWriter, encode_numbers
+from lightir.index.exchange.varints import encode_numbers
+from lightir.publish.parts import PartWriter
 from lightir.query import CachedQueryEncoder
 from lightir.query.tables import CachedTable
 

@@ -133,7 +133,7 @@ def count_weighted_terms(terms: Sequence[str], rows: Ragged, weights: Sequence[i
     sums = np.bincount(positions, weights=np.repeat(np.repeat(weights, n), rows.lengths), minlength=len(keys))
     indptr = np.searchsorted(keys, np.arange(n + 1, dtype=np.int64) * vocab_size).astype(np.int64)
     counts = SparseVectors(indptr, (keys % vocab_size).astype(np.uint32), sums.astype(np.float32), len(terms))
-    return _narrowed(terms, counts, np.minimum(lengths, MAX_LENGTH))
+    return narrowed(terms, counts, np.minimum(lengths, MAX_LENGTH))
 
 
 def _ascending(terms: Sequence[str], rows: Ragged) -> tuple[list[str], Ragged]:
@@ -158,11 +158,12 @@ def bags_of_term_ids(rows: Ragged) -> TokenRows:
 
 
 def _counted(terms: list[str] | TermIds, rows: Ragged) -> TokenRows:
-    return _narrowed(terms, SparseVectors.count(rows, vocab_size=len(terms)), rows.lengths)
+    return narrowed(terms, SparseVectors.count(rows, vocab_size=len(terms)), rows.lengths)
 
 
-def _narrowed(terms: list[str] | TermIds, counts: SparseVectors, lengths: npt.NDArray[np.int64]) -> TokenRows:
-    # One byte per count where all fit; float32 is exact up to 2 ** 24.
+def narrowed(terms: list[str] | TermIds, counts: SparseVectors, lengths: npt.NDArray[np.int64]) -> TokenRows:
+    """Return the rows of float32 counts of ascending terms, in one byte per count where all fit."""
+    # float32 is exact up to 2 ** 24.
     if counts.weights.max(initial=0) <= 255:
         counts = counts.with_weights(counts.weights.astype(np.uint8))
     return TokenRows(terms, counts, lengths.astype(np.uint32))
