@@ -36,12 +36,14 @@ class FakeEndpoint:
         requests: path, headers and body of each request.
         answers: answers of the next requests in order: (status, body, headers); afterwards it gives vectors.
         encode: function that gives a text's vector.
+        counts_tokens: whether answers say how many tokens were read, one per word.
     """
 
     url: str = ""
     requests: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
     answers: list[tuple[int, bytes, dict[str, str]]] = field(default_factory=list)
     encode: Callable[[str], list[float]] = text_vector
+    counts_tokens: bool = False
 
     @property
     def texts(self) -> list[str]:
@@ -62,7 +64,9 @@ def fake_endpoint() -> Iterator[FakeEndpoint]:
                 status, answer, headers = state.answers.pop(0)
             else:
                 data = [{"index": i, "embedding": state.encode(text)} for i, text in enumerate(body["input"])]
-                status, answer, headers = 200, json.dumps({"data": data[::-1]}).encode(), {}
+                words = sum(len(text.split()) for text in body["input"])
+                usage = {"usage": {"prompt_tokens": words, "total_tokens": words}} if state.counts_tokens else {}
+                status, answer, headers = 200, json.dumps({"data": data[::-1], **usage}).encode(), {}
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)

@@ -387,7 +387,8 @@ def refuse_external(contract: Contract, owner: str) -> None:
         raise InvalidInput(
             f"{owner} is for vectors of {contract.backbone.address!r}, which are made outside lightir, so lightir "
             "cannot encode its documents. Encode them where the others were encoded, and give the vectors: "
-            "lightir index CORPUS --vectors FILE, or lightir add INDEX CORPUS --vectors FILE"
+            "lightir index CORPUS --vectors FILE, or lightir add INDEX CORPUS --vectors FILE. For an embeddings "
+            "endpoint: lightir encode URL CORPUS --endpoint-model MODEL --out VECTORS"
         )
 
 

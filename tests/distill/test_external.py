@@ -19,8 +19,8 @@ from lightir.index import Index
 from lightir.query import CachedQueryEncoder
 from lightir.query.confidence import Confidence
 from lightir.query.endpoint import EmbeddingsEndpoint, EndpointFailed
+from lightir.search.fetched_vectors import FetchedVectors
 from lightir.train.distill import quality_report
-from lightir.train.distill.fetched_vectors import FetchedVectors
 from lightir.train.distill.fitted_rows import FittedRows
 from lightir.train.distill.held_out import FitData
 from lightir.train.distill.quality_report import fit_confidence, query_quality

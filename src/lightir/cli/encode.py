@@ -2,6 +2,10 @@
 
 Finished shards are kept when the command is interrupted; the same command with --resume continues after them.
 
+MODEL may be the address of an OpenAI-compatible embeddings endpoint. It gets every text once: its vectors are kept
+(--work), so that the same command continues an interrupted one. The command prints the tokens, and with --price their
+cost.
+
 With --ray, each worker of a Ray cluster encodes one shard at a time. All machines must mount the vectors folder at the
 same path, and have the same lightir and the model. If a machine is lost, others encode its unfinished shards.
 """
@@ -21,6 +25,15 @@ from lightir.cli.arguments import (
     add_json,
     positive,
 )
+from lightir.cli.endpoint_arguments import (
+    URL_HELP,
+    add_endpoint,
+    amount_json,
+    check_endpoint,
+    endpoint_documents,
+    is_address,
+    print_amount,
+)
 from lightir.cli.terminal import print_json, print_status
 from lightir.errors import InvalidInput
 from lightir.quantities import counted
@@ -36,12 +49,13 @@ EXAMPLES = """
   lightir encode minilm corpus.jsonl --out vectors --runtime onnx --quantize int8-dynamic
   cat notes.jsonl | lightir encode minilm - --out vectors
   lightir encode minilm /shared/corpus.jsonl --out /shared/vectors --ray 10.0.0.1:6379
+  lightir encode https://api.example.com/v1 corpus.jsonl --endpoint-model embed-3 --endpoint-key-env KEY --out vectors
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}; or {URL_HELP}")
     parser.add_argument("corpus", nargs="+", metavar="CORPUS", help=CORPUS_HELP)
     add_corpus_options(parser)
     parser.add_argument("-o", "--out", required=True, metavar="VECTORS", help="vectors folder to write")
@@ -66,11 +80,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of CPU cores per worker of the cluster; each worker loads the model (default: 1)",
     )
+    add_endpoint(parser.add_argument_group("embeddings endpoint"))
     add_json(parser)
+
+
+LOCAL_OPTIONS = {
+    "runtime": "auto",
+    "batch_tokens": None,
+    "compile": None,
+    "dtype": "auto",
+    "quantize": None,
+    "device": "auto",
+    "ray": None,
+    "ray_cpus": None,
+}
+"""Options of models that this machine or a cluster runs, with their defaults."""
 
 
 def run(args: argparse.Namespace) -> None:
     """Encode the documents and print their number and the speed."""
+    check_endpoint(args, others=LOCAL_OPTIONS)
+    if is_address(args.model):
+        _run_endpoint(args)
+    else:
+        _run_model(args)
+
+
+def _run_endpoint(args: argparse.Namespace) -> None:
+    """Encode by an endpoint."""
+    from lightir.cli.early_checks import require_new_vectors
+    from lightir.data import count_documents, read_documents
+    from lightir.search.endpoint_documents import encode_by_endpoint
+
+    documents = read_documents(args.corpus, fields=args.fields)
+    require_new_vectors(args.out, resume=args.resume)
+    source = endpoint_documents(args)
+    report = encode_by_endpoint(
+        source, documents, args.out, resume=args.resume, n_documents=count_documents(args.corpus)
+    )
+    if args.json:
+        figures = {"documents": report.documents, "already_there": report.already_there, "empty": report.empty}
+        print_json({"vectors": args.out, **figures, "seconds": report.seconds, **amount_json(report.amount, args)})
+        return
+    already = f", {report.already_there:,} encoded before" if report.already_there else ""
+    print_status(f"{args.out}: {counted(report.documents, 'document')} encoded{already}")
+    print_amount(report.amount, args)
+    print_status(f"next: lightir index {args.out} --out INDEX")
+
+
+def _run_model(args: argparse.Namespace) -> None:
+    """Encode by a model that this machine or a cluster runs."""
     from lightir.addresses import resolve_model_folder
     from lightir.cli.early_checks import require_new_vectors, require_ray
     from lightir.data import count_documents, read_documents

@@ -3,7 +3,8 @@
 An index of vectors (written by `lightir encode`) is searched by dense vectors, learned sparse vectors and BM25. An
 index of a plain corpus is searched by BM25, without any model. With --model, a plain corpus is searched by BM25 at
 once, and `lightir worker` encodes it in the background, so that results improve while the index is in use. With
---vectors, its documents get stored vectors, and only documents without one are pending. Without a query table for them
+--vectors, its documents get stored vectors, and only documents without one are pending. With the address of an
+embeddings endpoint as --model, the endpoint encodes all documents now. Without a query table for them
 (--model), name the model that made them (--vector-model): queries then need vectors too (lightir search
 --query-vectors).
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,15 @@ from lightir.cli.arguments import (
     require_no_corpus_options,
     skipped_json,
 )
+from lightir.cli.endpoint_arguments import (
+    URL_HELP,
+    add_endpoint,
+    amount_json,
+    check_endpoint,
+    endpoint_documents,
+    is_address,
+    print_amount,
+)
 from lightir.cli.info import fields_in_words, print_longer
 from lightir.cli.pipeline import are_vectors, index_vectors, read_stored_vectors, read_vectors, with_stored_vectors
 from lightir.cli.terminal import Misuse, print_json, print_status
@@ -46,6 +56,7 @@ if TYPE_CHECKING:
     from lightir.data import StoredVectors
     from lightir.data.stored_vectors import Similarity
     from lightir.index import Field, IndexInfo, IndexOptions, PassageOptions
+    from lightir.search.endpoint_documents import EndpointDocuments
 
 HELP = "build an index of vectors or plain documents"
 EXAMPLES = """
@@ -55,6 +66,7 @@ EXAMPLES = """
   lightir index handbook/ --out index --model minilm --exclude drafts/
   lightir index corpus.jsonl --vectors corpus.npy --model model --out index
   lightir index corpus.parquet --vectors corpus.parquet --vector-model text-embedding-3-small --out index
+  lightir index corpus.jsonl --model http://127.0.0.1:8000/v1 --endpoint-model bge-m3 --out index
   lightir index corpus.jsonl --out bm25-index --analyzer german
   lightir index products.csv --out index --fields id=sku,title=name,text=description --type ean=key
   lightir index products.csv --out index --boost title=3,tags=2
@@ -77,8 +89,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     corpus.add_argument(
         "--model",
         metavar="MODEL",
-        help=f"{MODEL_HELP}. lightir worker will encode the documents with it (default: no model, BM25 only)",
+        help=f"{MODEL_HELP}. lightir worker will encode the documents with it. Or {URL_HELP}, which encodes them now "
+        "(default: no model, BM25 only)",
     )
+    add_endpoint(corpus)
     add_stored_vectors(corpus)
     _add_vector_model(corpus)
     _add_passages(corpus)
@@ -234,13 +248,18 @@ def _add_boosts(group: Arguments) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Build the index and print its size."""
-    info = build(args)
+    check_endpoint(args, others={"passages": AUTO_PASSAGES, "passage_overlap": None, "query_encoder": None})
+    source = endpoint_documents(args) if is_address(args.model) else None
+    info = build(args, source)
     if args.json:
-        print_json({**dataclasses.asdict(info), "skipped": skipped_json()})
+        sent = {} if source is None else {"endpoint": amount_json(source.amount, args)}
+        print_json({**dataclasses.asdict(info), "skipped": skipped_json(), **sent})
         return
     branches, size = " + ".join(info.branches), format_size(sum(info.bytes.values()))
     passages = f"{counted(info.passages, 'passage')}; " * bool(info.passages)
     print_status(f"{args.out}: {counted(info.documents, 'document')} indexed ({passages}{branches}), {size}")
+    if source is not None:
+        print_amount(source.amount, args)
     print_pending(args.out, info)
     print_longer(args.out)
     if info.fields:
@@ -252,7 +271,8 @@ def run(args: argparse.Namespace) -> None:
             f"dense graphs: {counted(int(graph['documents']), 'document')}, "
             f"recall@10 {graph['recall_at_10']:.1%} of exact search"
         )
-    vectors = "" if args.vector_model is None else " --query-vectors FILE"
+    without_table = args.vector_model is not None or (source is not None and source.model is None)
+    vectors = " --query-vectors FILE" if without_table else ""
     print_status(f'next: lightir search {args.out} "your question"{vectors}')
 
 
@@ -301,37 +321,56 @@ def index_options(args: argparse.Namespace) -> IndexOptions:
     )
 
 
-def build(args: argparse.Namespace) -> IndexInfo:
-    """Build the index of vectors folders or of a plain corpus."""
-    from lightir.data import read_documents
-    from lightir.index import build_index, document_shards
-    from lightir.index.schema import infer_from_first, read_schema
-
+def build(args: argparse.Namespace, source: EndpointDocuments | None) -> IndexInfo:
+    """Build the index of vectors folders or of a plain corpus, whose documents an endpoint may encode."""
     folders = [Path(path) for path in args.vectors]
     check_vector_model(args)
-    options = index_options(args)
-    declared = {**(read_schema(args.schema) if args.schema else {}), **dict(args.type)}
-    if are_vectors(folders):
-        if args.vector_file:
-            raise Misuse("--vectors requires a plain corpus; vectors folders have vectors")
-        if args.model:
-            raise Misuse("--model requires a plain corpus; vectors already name their model")
-        if args.passages != AUTO_PASSAGES or args.passage_overlap:
-            raise Misuse("--passages requires a plain corpus; vectors are those of whole documents")
-        require_no_corpus_options(args)
-        own = args.query_encoder and Path(args.query_encoder)
-        inferred, _ = infer_from_first(document for reader in read_vectors(folders) for document in reader.documents())
-        options = dataclasses.replace(options, schema=inferred.with_fields(declared), boosts=boosts_of(args))
-        info = index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
-        print_unused(args.out, [name for name in declared if name not in inferred.fields])
-        return info
+    declared = declared_fields(args)
+    info, unused = (build_vectors if are_vectors(folders) else build_corpus)(args, folders, declared, source)
+    print_unused(args.out, unused)
+    return info
+
+
+def declared_fields(args: argparse.Namespace) -> dict[str, Field]:
+    """Return the fields of --schema and --type."""
+    from lightir.index.schema import read_schema
+
+    return {**(read_schema(args.schema) if args.schema else {}), **dict(args.type)}
+
+
+def build_vectors(
+    args: argparse.Namespace, folders: Sequence[Path], declared: Mapping[str, Field], source: EndpointDocuments | None
+) -> tuple[IndexInfo, list[str]]:
+    """Build the index of vectors folders; return the declared fields that no document has too."""
+    from lightir.index.schema import infer_from_first
+
+    if args.vector_file:
+        raise Misuse("--vectors requires a plain corpus; vectors folders have vectors")
+    if args.model or source is not None:
+        raise Misuse("--model requires a plain corpus; vectors already name their model")
+    if args.passages != AUTO_PASSAGES or args.passage_overlap:
+        raise Misuse("--passages requires a plain corpus; vectors are those of whole documents")
+    require_no_corpus_options(args)
+    own = args.query_encoder and Path(args.query_encoder)
+    inferred, _ = infer_from_first(document for reader in read_vectors(folders) for document in reader.documents())
+    schema = inferred.with_fields(declared)
+    options = dataclasses.replace(index_options(args), schema=schema, boosts=boosts_of(args))
+    info = index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
+    return info, [name for name in declared if name not in inferred.fields]
+
+
+def build_corpus(
+    args: argparse.Namespace, folders: Sequence[Path], declared: Mapping[str, Field], source: EndpointDocuments | None
+) -> tuple[IndexInfo, list[str]]:
+    """Build the index of a plain corpus; return the declared fields that no document has too."""
+    from lightir.data import count_documents, read_documents
+    from lightir.index import build_index, document_shards
+    from lightir.index.schema import infer_from_first
+
     stored = read_stored_vectors(args) if args.vector_file else None
-    contract, query_encoder = contract_of_corpus(args, stored)
-    if (
-        contract is None
-        and query_encoder is None
-        and (args.dense_dim or args.dense_dtype or args.sparse_top_k or args.dense_graph)
-    ):
+    contract, query_encoder = (None, args.query_encoder) if source else contract_of_corpus(args, stored)
+    dense_options = args.dense_dim or args.dense_dtype or args.sparse_top_k or args.dense_graph
+    if contract is None and query_encoder is None and source is None and dense_options:
         raise Misuse(
             "--dense-dim, --dense-dtype, --dense-graph and --sparse-top-k require vectors; "
             "encode the corpus first (lightir encode), or name the model that will encode it (--model)"
@@ -342,25 +381,25 @@ def build(args: argparse.Namespace) -> IndexInfo:
     if stored is not None and stored.path in folders:
         documents = stored.without_own_column(documents)
     inferred, documents = infer_from_first(documents)
-    passages = None if args.vector_file else passage_options(args)
-    options = dataclasses.replace(
-        options, schema=inferred.with_fields(declared), passages=passages, boosts=boosts_of(args)
-    )
-    shards = document_shards(documents) if stored is None else with_stored_vectors(documents, contract, stored)
+    passages = None if args.vector_file or source is not None else passage_options(args)
+    schema = inferred.with_fields(declared)
+    options = dataclasses.replace(index_options(args), schema=schema, passages=passages, boosts=boosts_of(args))
+    if source is not None:
+        contract, documents = source.begin(documents)
+        query_encoder = source.query_encoder
+        shards = source.shards(contract, documents, total=count_documents(args.vectors))
+    else:
+        shards = document_shards(documents) if stored is None else with_stored_vectors(documents, contract, stored)
     info = build_index(
-        shards,
-        args.out,
-        options=options,
-        contract=contract,
-        query_encoder=query_encoder,
-        overwrite=args.overwrite,
+        shards, args.out, options=options, contract=contract, query_encoder=query_encoder, overwrite=args.overwrite
     )
-    print_unused(args.out, [name for name in declared if name not in inferred.fields])
-    return info
+    return info, [name for name in declared if name not in inferred.fields]
 
 
 def check_vector_model(args: argparse.Namespace) -> None:
     """Refuse options about vectors without them, and two models."""
+    if args.vector_file and is_address(args.model):
+        raise Misuse("--vectors and an endpoint as --model exclude each other; one of them gives the vectors")
     if args.vector_model is None and (args.made_by is not None or args.similarity is not None):
         raise Misuse("--made-by and --similarity require --vector-model; a model's contract has them already")
     if args.vector_model is not None and not args.vector_file:

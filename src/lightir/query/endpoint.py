@@ -63,7 +63,14 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class EmbeddingsEndpoint:
-    """A model behind an OpenAI-compatible endpoint."""
+    """A model behind an OpenAI-compatible endpoint.
+
+    Attributes:
+        url: base address.
+        model: name of the model.
+        host: host of the address.
+        n_tokens: number of tokens that the endpoint says it has read (`usage`); None if it does not say.
+    """
 
     def __init__(
         self,
@@ -93,6 +100,7 @@ class EmbeddingsEndpoint:
         if not model.strip():
             raise InvalidInput("the name of the endpoint's model is empty")
         self.url, self.model, self.host = url.rstrip("/"), model, parts.hostname
+        self.n_tokens: int | None = None
         self._sleep = sleep
         self._key = _key(self.options.key_variable)
         self._opener = urllib.request.build_opener(NoRedirect)
@@ -154,7 +162,8 @@ class EmbeddingsEndpoint:
 
     def _parse(self, answer: bytes, n_texts: int) -> Floats:
         try:
-            entries = sorted(json.loads(answer)["data"], key=lambda entry: int(entry["index"]))
+            content = json.loads(answer)
+            entries = sorted(content["data"], key=lambda entry: int(entry["index"]))
             numbers = [int(entry["index"]) for entry in entries]
             rows = np.array([entry["embedding"] for entry in entries], dtype=np.float32)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -165,7 +174,15 @@ class EmbeddingsEndpoint:
                 f"{self.url} answered {n_texts} texts with {len(numbers)} vectors of shape {rows.shape}; expected one "
                 "vector of finite numbers for each text"
             )
+        self._count_tokens(content)
         return rows
+
+    def _count_tokens(self, answer: Any) -> None:
+        """Add what an answer says about its tokens."""
+        usage = answer.get("usage")
+        tokens = usage.get("total_tokens", usage.get("prompt_tokens")) if isinstance(usage, dict) else None
+        if isinstance(tokens, int):
+            self.n_tokens = (self.n_tokens or 0) + tokens
 
 
 def _key(variable: str | None) -> str | None:

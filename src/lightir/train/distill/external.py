@@ -24,6 +24,7 @@ from lightir.errors import ContractMismatch, InvalidInput
 from lightir.files import atomic_folder, copy_folder, write_json
 from lightir.query import CachedQueryEncoder
 from lightir.query.endpoint import EmbeddingsEndpoint
+from lightir.search.fetched_vectors import FetchedVectors
 from lightir.shards import Shard, VectorsWriter
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.distill.distillation import (
@@ -35,7 +36,6 @@ from lightir.train.distill.distillation import (
     relevant_documents,
     start_with_bigrams,
 )
-from lightir.train.distill.fetched_vectors import FetchedVectors
 from lightir.train.distill.fit_config import STORED_TEMPERATURE, FitConfig
 from lightir.train.distill.fit_queries import labelled_queries, pseudo_queries, without_held_out
 from lightir.train.distill.fitted_rows import FittedRows

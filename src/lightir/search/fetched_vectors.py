@@ -21,7 +21,14 @@ READ_AT_ONCE = 500
 
 
 class FetchedVectors:
-    """Vectors by a hash of address, model and text. Each batch is stored before the next one is asked for."""
+    """Vectors by a hash of address, model and text. Each batch is stored before the next one is asked for.
+
+    Attributes:
+        path: the file.
+        n_texts: number of texts that were sent.
+        n_characters: number of their characters.
+        n_known: number of texts that were not sent, because the file had their vectors or they were repeated.
+    """
 
     def __init__(self, folder: Path, endpoint: EmbeddingsEndpoint) -> None:
         """Open or create the file in a folder.
@@ -31,15 +38,17 @@ class FetchedVectors:
         """
         make_folder(folder)
         self.path = folder / FILE
+        self.n_texts = self.n_characters = self.n_known = 0
         self._endpoint = endpoint
 
-    def rows(self, texts: Sequence[str], kind: str, *, prompt: str = "") -> Floats:
+    def rows(self, texts: Sequence[str], kind: str, *, prompt: str = "", shown: bool = True) -> Floats:
         """Return the vectors of texts, (n, dim) float32 as the endpoint gives them; known texts are not sent.
 
         Args:
             texts: n texts.
             kind: name of the kind of texts, for the progress bar.
             prompt: text that is sent before each of them.
+            shown: whether progress is shown.
 
         Raises:
             EndpointFailed: the endpoint failed, or changed the width; what it had given before is kept.
@@ -52,10 +61,13 @@ class FetchedVectors:
             for key in _stored(connection, list(missing)):
                 del missing[key]
             new_keys, new_texts = list(missing), list(missing.values())
-            with Progress(f"teacher: {kind}", unit="text", total=len(keys)) as bar:
+            self.n_known += len(keys) - len(new_keys)
+            with Progress(f"teacher: {kind}", unit="text", total=len(keys), shown=shown) as bar:
                 bar.update(len(keys) - len(new_keys))
                 for span in self._endpoint.batches(new_texts):
                     rows = self._endpoint.encode_batch(new_texts[span])
+                    self.n_texts += len(rows)
+                    self.n_characters += sum(map(len, new_texts[span]))
                     with connection:
                         blobs = [row.astype("<f4").tobytes() for row in rows]
                         connection.executemany(
