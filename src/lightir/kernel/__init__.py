@@ -3,7 +3,8 @@
 Every function has a slow, readable twin of the same name in `lightir.kernel.reference`. Loading this module selects
 the best instruction set of the processor; the environment variable LIGHTIR_KERNEL (scalar, avx2, avx512, and
 neon, dotprod on aarch64) overrides the choice. All instruction sets return the same bits, with any number of
-threads. The functions release the GIL. They check their arguments: a wrong dtype, shape, order or id raises InvalidInput and never crashes.
+threads. The functions release the GIL. They check their arguments: a wrong dtype, shape, order or id raises
+InvalidInput and never crashes.
 """
 
 from __future__ import annotations

@@ -258,8 +258,8 @@ class Guard:
 class _Body:
     """The body of a request, of which an early answer may leave a part unread.
 
-    What follows on the connection could then be taken for the next request, or the next request for the rest of the body.
-    So such an answer closes the connection.
+    The rest of the body could then be taken for the next request, or the next request for the rest of the body. So such
+    an answer closes the connection.
     """
 
     def __init__(self, headers: Headers, receive: Receive) -> None:
