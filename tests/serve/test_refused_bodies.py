@@ -17,7 +17,7 @@ from lightir.serve.api_keys import add_key
 
 
 class Endpoint(NamedTuple):
-    """Where the service listens, and a key."""
+    """Address of a service, and a key with the role write."""
 
     host: str
     port: int
