@@ -581,7 +581,7 @@ def test_compact_fills_segments_across_their_borders_and_keeps_each_document_onc
 
 
 GERMAN = [
-    Document("a", "Die Häuser stehen an der Straße, und der Hund schläft unter dem Tisch der Familie."),
+    Document("a", "Die Häuser stehen an der Straße, und der Hund schläft neben dem Tisch der Familie."),
     Document("b", "Der Verkäufer öffnet das Geschäft am Morgen und verkauft den Kunden frisches Brot."),
 ]
 

@@ -61,10 +61,10 @@ class StoredDocuments:
             return {}
         try:
             metadata: dict[str, Any]
-            metadata, end = _DECODER.scan_once(value, 0)  # a third of the time of json.loads
+            metadata, end = _DECODER.raw_decode(value)  # half of the time of json.loads
             if end != len(value):
                 raise ValueError(f"it goes on after character {end}")
-        except (ValueError, TypeError, StopIteration) as error:
+        except (ValueError, TypeError) as error:
             raise FormatError(
                 f"{self._session.path} is damaged: the metadata of {doc_id!r} is not JSON: {error}"
             ) from error
