@@ -47,12 +47,12 @@ class PassageFinder:
             lead: number of characters in front of the first match.
         """
         wanted = list(wanted)
-        found, blocks, words = self._native.find(texts, wanted, length, lead)
+        passages, blocks, words = self._native.find(texts, wanted, length, lead)
         while blocks or words:
             for block in blocks:
                 self._native.learn_block(block, self._classes(block))
             if words:
                 self._native.learn_words(words, self._terms(words))
-            more, blocks, words = self._native.find(texts[len(found) :], wanted, length, lead)
-            found += more
-        return found
+            more, blocks, words = self._native.find(texts[len(passages) :], wanted, length, lead)
+            passages += more
+        return passages
