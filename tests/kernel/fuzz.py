@@ -287,9 +287,9 @@ class Cases:
         for text in texts:
             for _ in range(4):
                 length, lead = (int(size) for size in rng.integers(0, 300, 2))
-                found, blocks, words = finder.find([text], ["ab", "中", "中国", "a"], length, lead)
-                if found:
-                    ((shown, matches),) = found
+                passages, blocks, words = finder.find([text], ["ab", "中", "中国", "a"], length, lead)
+                if passages:
+                    ((shown, matches),) = passages
                     assert all(0 <= start < end <= len(shown) for start, end in matches)
                     break
                 for block in blocks:
