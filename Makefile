@@ -138,10 +138,11 @@ test-engines: setup | $(UV)
 	$(call before_venv,build/engines,requirements/engines.lock)
 	LIGHTIR_ENGINES=1 build/engines/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/engines
 
-# Embedding classes of LangChain and LlamaIndex against the service.
+# Embedding classes of LangChain and LlamaIndex against the service; ranx against run files and qrels.
 test-clients: setup | $(UV)
 	$(call before_venv,build/clients,requirements/clients.lock)
-	build/clients/bin/python -m pytest -q -p no:cacheprovider tests/serve/test_framework_clients.py $(PYTEST_ARGS)
+	build/clients/bin/python -m pytest -q -p no:cacheprovider tests/serve/test_framework_clients.py tests/eval/test_ranx.py \
+		$(PYTEST_ARGS)
 
 # Encoding on two nodes of a Ray cluster on this machine.
 test-ray: setup | $(UV)

@@ -1,7 +1,7 @@
 """Bytes per document of indexes of real collections by words, from which `lightir size` computes other sizes.
 
-Each collection becomes an index twice: with whole documents, and split into passages. Nothing is encoded, since the bytes
-of vectors follow from their width. The output is the part "disk" of src/lightir/index/measurements.json.
+Each collection becomes an index twice: with whole documents, and split into passages. Nothing is encoded, since the
+bytes of vectors follow from their width. The output is the part "disk" of src/lightir/index/measurements.json.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -166,41 +167,66 @@ nb::tuple bind_near_terms(nb::handle text, nb::handle indptr, const std::string&
 
 nb::str to_str(std::string_view text) { return nb::str(text.data(), text.size()); }
 
-void bind_learn_block(PassageFinder& self, uint32_t block, const nb::bytes& classes) {
+// A finder that threads share. Nobody waits for the GIL while holding the mutex, so waiting for it with the GIL is safe.
+struct SharedFinder : PassageFinder {
+    using PassageFinder::PassageFinder;
+    std::mutex mutex;
+};
+
+void bind_learn_block(SharedFinder& self, uint32_t block, const nb::bytes& classes) {
     if (classes.size() != 256) throw InvalidInput("a block must have 256 classes");
+    const std::lock_guard<std::mutex> lock(self.mutex);
     self.learn_block(block, static_cast<const uint8_t*>(classes.data()));
 }
 
-void bind_learn_words(PassageFinder& self, const nb::list& words, const std::vector<std::vector<std::string>>& terms) {
+void bind_learn_words(SharedFinder& self, const nb::list& words, const std::vector<std::vector<std::string>>& terms) {
     const Texts borrowed(words);
     same_length("words and terms", borrowed.views.size(), terms.size());
+    const std::lock_guard<std::mutex> lock(self.mutex);
     for (size_t i = 0; i < terms.size(); ++i) {
         if (borrowed.views[i].data() == nullptr) throw InvalidInput("a word is not valid text");
         self.learn_word(borrowed.views[i], terms[i]);
     }
 }
 
-// Returns (passage, whether text is cut before it, and after it, matches); (blocks, words) to learn first; or None for a
-// text that is not valid.
-nb::object bind_find(PassageFinder& self, const nb::str& text, const std::vector<std::string>& wanted, size_t length,
-                     size_t lead) {
-    Py_ssize_t size = 0;
-    const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
-    if (data == nullptr) {
-        PyErr_Clear();
-        return nb::none();
-    }
-    if (length > 0x7fffffffu || lead > 0x7fffffffu) throw InvalidInput("a passage of more than 2,147,483,647 characters");
-    Passage passage;
-    Missing missing;
-    if (!self.find({data, static_cast<size_t>(size)}, wanted, {length, lead}, passage, missing)) {
-        nb::list words;
-        for (const std::string_view word : missing.words) words.append(to_str(word));
-        return nb::make_tuple(nb::cast(missing.blocks), words);
-    }
+// Returns (snippet, matches): the passage with an ellipsis where text is cut.
+nb::tuple shown_passage(const Passage& passage) {
+    static const std::string ellipsis = "\u2026";
+    const size_t shift = passage.cut_before ? 1 : 0;
+    const std::string text = (passage.cut_before ? ellipsis : "") + passage.text + (passage.cut_after ? ellipsis : "");
     nb::list matches;
-    for (const auto& [start, end] : passage.matches) matches.append(nb::make_tuple(start, end));
-    return nb::make_tuple(to_str(passage.text), passage.cut_before, passage.cut_after, nb::tuple(matches));
+    for (const auto& [start, end] : passage.matches) matches.append(nb::make_tuple(start + shift, end + shift));
+    return nb::make_tuple(to_str(text), nb::tuple(matches));
+}
+
+// Returns ([(snippet, matches) or None for a text that is not valid], blocks, words). The list ends before the first text
+// for which blocks or words have to be learned.
+nb::tuple bind_find(SharedFinder& self, nb::handle texts, const std::vector<std::string>& wanted, size_t length,
+                    size_t lead) {
+    constexpr size_t many_bytes = 1 << 18;  // less is searched sooner than another thread would return the GIL
+    if (length > 0x7fffffffu || lead > 0x7fffffffu) throw InvalidInput("a passage of more than 2,147,483,647 characters");
+    const Texts borrowed(texts);
+    std::vector<Passage> passages;
+    Missing missing;
+    size_t n_bytes = 0;
+    for (const std::string_view text : borrowed.views) n_bytes += text.size();
+    {
+        std::optional<nb::gil_scoped_release> released;
+        if (n_bytes > many_bytes) released.emplace();
+        const std::lock_guard<std::mutex> lock(self.mutex);
+        for (const std::string_view text : borrowed.views) {
+            Passage passage;
+            if (text.data() != nullptr && !self.find(text, wanted, {length, lead}, passage, missing)) break;
+            passages.push_back(std::move(passage));
+        }
+    }
+    nb::list found, words;
+    for (size_t i = 0; i < passages.size(); ++i) {
+        const bool is_valid = borrowed.views[i].data() != nullptr;
+        found.append(is_valid ? nb::object(shown_passage(passages[i])) : nb::none());
+    }
+    for (const std::string_view word : missing.words) words.append(to_str(word));
+    return nb::make_tuple(found, nb::cast(missing.blocks), words);
 }
 
 using Vectors = nb::ndarray<float, nb::ndim<2>, nb::c_contig>;
@@ -426,7 +452,7 @@ void bind_query(nb::module_& m) {
              nb::arg())
         .def("encode", &QueryEncoder::encode, nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
         .def("encode_terms", &QueryEncoder::encode_terms, nb::arg(), nb::arg(), nb::arg(), nb::arg().noconvert());
-    nb::class_<PassageFinder>(m, "PassageFinder")
+    nb::class_<SharedFinder>(m, "PassageFinder")
         .def(nb::init<bool>())
         .def("learn_block", &bind_learn_block)
         .def("learn_words", &bind_learn_words)

@@ -8,6 +8,13 @@
 #ifdef LIGHTIR_X86
 #include <cpuid.h>
 #endif
+#ifdef LIGHTIR_ARM64
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#else
+#include <sys/auxv.h>
+#endif
+#endif
 
 namespace lightir {
 namespace {
@@ -23,6 +30,19 @@ unsigned saved_registers(unsigned leaf1_ecx) {
     unsigned low = 0, high = 0;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return low;
+}
+#endif
+
+#ifdef LIGHTIR_ARM64
+bool has_dot_products() {
+#ifdef __APPLE__
+    int value = 0;
+    size_t size = sizeof(value);
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &value, &size, nullptr, 0) == 0 && value != 0;
+#else
+    constexpr unsigned long asimddp = 1ul << 20;  // HWCAP_ASIMDDP of Linux
+    return (getauxval(AT_HWCAP) & asimddp) != 0;
+#endif
 }
 #endif
 
@@ -44,6 +64,10 @@ std::vector<const Level*> find_levels() {
     if (!halves || !has(b, avx2) || !has(saved, ymm)) return found;
     found.push_back(&avx2_level);
     if (has(b, avx512) && has(c, vnni) && has(saved, zmm)) found.push_back(&avx512_level);
+#endif
+#ifdef LIGHTIR_ARM64
+    found.push_back(&neon_level);
+    if (has_dot_products()) found.push_back(&dotprod_level);
 #endif
     return found;
 }

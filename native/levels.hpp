@@ -105,5 +105,9 @@ extern const Level scalar_level;
 extern const Level avx2_level;
 extern const Level avx512_level;
 #endif
+#ifdef LIGHTIR_ARM64
+extern const Level neon_level;
+extern const Level dotprod_level;
+#endif
 
 }  // namespace lightir

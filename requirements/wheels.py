@@ -30,15 +30,28 @@ def main() -> int:
     arguments.add_argument("--out", type=Path, required=True, help="folder of the finished wheels")
     arguments.add_argument("--processors", nargs="+", choices=PROCESSORS, default=PROCESSORS)
     args = arguments.parse_args()
+    python = install_tools(args.uv, args.python, args.out / "raw")
     for processor in args.processors:
         built = args.out / "raw" / f"{processor}-{Path(args.python).name}"
-        environment = build_environment(processor, args.python, built)
-        locked = ["--build-constraints", "requirements/build.lock", "--require-hashes"]
-        command = [args.uv, "build", "-q", "--wheel", "--python", args.python, *locked, "-o", str(built), "."]
+        environment = build_environment(processor, python, built)
+        command = [args.uv, "build", "-q", "--wheel", "--no-build-isolation", "--python", python, "-o", str(built), "."]
         subprocess.run(command, check=True, env=environment)
         (wheel,) = built.glob("*.whl")
         repair(wheel, processor, args.out)
     return 0
+
+
+def install_tools(uv: str, python: str, folder: Path) -> str:
+    """Install what building needs into an environment of a Python, and return that environment's Python.
+
+    Not left to `uv build`: by the variables that name the other processor, it would install that processor's numpy.
+    """
+    tools = folder / f"tools-{Path(python).name}"
+    subprocess.run([uv, "venv", "-q", "--clear", "--python", python, tools], check=True)
+    installed = str((tools / "bin" / "python").absolute())
+    locked = ["--no-deps", "--require-hashes", "-r", "requirements/build.lock"]
+    subprocess.run([uv, "pip", "install", "-q", "--python", installed, *locked], check=True)
+    return installed
 
 
 def build_environment(processor: str, python: str, folder: Path) -> dict[str, str]:
@@ -46,10 +59,12 @@ def build_environment(processor: str, python: str, folder: Path) -> dict[str, st
     folder.mkdir(parents=True, exist_ok=True)
     for wheel in folder.glob("*.whl"):
         wheel.unlink()
+    tools = Path(python).parent
     compilers = {name: compiler(folder, name, f"{processor}-linux-gnu.{GLIBC}") for name in ("cc", "c++")}
     tag = subprocess.check_output([python, "-c", "import sys; print('%d%d' % sys.version_info[:2])"], text=True).strip()
     return {
         **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
         "CC": compilers["cc"],
         "CXX": compilers["c++"],
         # What scikit-build-core and nanobind read to name the wheel and the extension for another machine.

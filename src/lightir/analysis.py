@@ -107,7 +107,7 @@ class Analyzer:
             raise InvalidInput(f"the {self.name!r} analyzer requires the query encoder's tokenizer")
         return [self._terms(check_text(text, f"text {i}").lower()) for i, text in enumerate(texts)]
 
-    def words(self, text: str) -> list[tuple[str, list[str]]]:
+    def words(self, text: str) -> list[tuple[str, Sequence[str]]]:
         """Return the words of a text in order, each in lower case with its terms; together they are `terms` of it.
 
         A run of Han characters, or of another unspaced script, is one word with several terms. A stop word has none.
@@ -119,9 +119,9 @@ class Analyzer:
             raise InvalidInput(f"the {self.name!r} analyzer has term ids of the model, not words")
         text = check_text(text, "the text").lower()
         if self.by_script:
-            cut = scripts.runs(text)
-        else:
-            cut = [m[0] for m in (_HAN_OR_WORD if self.name == "chinese" else _WORD).finditer(text)]
+            languages = self.languages
+            return [(run, scripts.terms_of_run(languages, run)) for run in scripts.runs(text)]
+        cut = [m[0] for m in (_HAN_OR_WORD if self.name == "chinese" else _WORD).finditer(text)]
         return [(word, self._terms(word)) for word in cut]
 
     def units(self, text: str) -> list[str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
+import math
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias, cast
 
 from lightir.errors import InvalidInput, storage_errors
 
@@ -21,6 +24,10 @@ Opener: TypeAlias = Callable[[str, int], int]
 MAX_BYTES = 1_000_000_000
 """Largest limit of a record: the size of the longest text that SQLite stores."""
 
+JsonNumbers: TypeAlias = dict[str, dict[str, Any]]
+"""Numbers by query id and document id."""
+
+NUMBERS = {int: "a whole number", float: "a finite number"}
 _PARTS = {"line": "max_line_bytes", "document": "max_document_bytes", "field": "max_field_bytes"}
 
 
@@ -156,6 +163,51 @@ def read_bytes(path: Path, limit: int, *, opener: Opener | None = None) -> bytes
         StorageError: the system refuses to read the file.
     """
     return b"".join(_raw_lines(path, limit, "document", opener))
+
+
+def holds_json(path: Path | str) -> bool:
+    """Whether a file holds JSON by its name."""
+    return str(path).lower().endswith((".json", ".json.gz"))
+
+
+def read_json_numbers(path: Path, kind: type[int] | type[float]) -> JsonNumbers:
+    """Read a JSON object of objects of numbers, such as ranx's runs and qrels, in the file's order.
+
+    Args:
+        path: the file, plain or gzipped.
+        kind: int for whole numbers, float for finite ones.
+
+    Raises:
+        InvalidInput: the content is something else, or a key is repeated; the message names the file.
+        StorageError: the system refuses to read the file.
+    """
+    content = read_bytes(path, MAX_BYTES)
+    try:
+        table = json.loads(content, object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise InvalidInput(f"{path} holds {type(table).__name__}; expected an object of query ids")
+    for query_id, row in table.items():
+        if not isinstance(row, dict):
+            raise InvalidInput(f"{path}: {query_id!r} holds {type(row).__name__}; expected an object of document ids")
+        for doc_id, value in row.items():
+            if not query_id or not doc_id:
+                raise InvalidInput(f"{path}: empty id")
+            if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+                raise InvalidInput(f"{path}: {query_id!r}, {doc_id!r} has {value!r}; expected {NUMBERS[kind]}")
+            if kind is float and not (abs(value) < 2**1023 and math.isfinite(value)):
+                raise InvalidInput(f"{path}: {query_id!r}, {doc_id!r} has {value!r:.40}; expected {NUMBERS[kind]}")
+    return cast(JsonNumbers, table)
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; refuse repeated keys, of which Python would keep the last."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {repeated!r} is repeated")
+    return table
 
 
 def count_lines(path: Path, options: ReadOptions | None = None) -> int:

@@ -94,7 +94,12 @@ class SparseVectors:
     vocab_size: int
 
     def __post_init__(self) -> None:
-        if self.indptr.ndim != 1 or len(self.indptr) == 0 or self.indptr[0] != 0 or np.any(np.diff(self.indptr) < 0):
+        if (
+            self.indptr.ndim != 1
+            or len(self.indptr) == 0
+            or self.indptr[0] != 0
+            or (self.indptr[1:] < self.indptr[:-1]).any()
+        ):
             raise InvalidInput("indptr must start at 0 and not decrease")
         if not self.indptr[-1] == len(self.term_ids) == len(self.weights):
             raise InvalidInput(

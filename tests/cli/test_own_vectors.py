@@ -102,6 +102,32 @@ def test_the_commands_index_a_parquet_file_of_documents_with_vectors_and_search_
     assert [hit["doc_id"] for hit in hits] == truth(vectors, 0, 10)
 
 
+def test_an_index_is_evaluated_with_vectors_that_the_caller_hands_in(
+    folder: Path, index: Path, vectors: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    (data / "qrels").mkdir(parents=True)
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        (data / name).write_bytes((folder / name).read_bytes())
+    relevant = {query: truth(vectors, query, 1)[0] for query in (1, 3)}  # rows are those of all queries, not these
+    lines = [f"q{query}\t{doc_id}\t1\n" for query, doc_id in relevant.items()]
+    (data / "qrels" / "test.tsv").write_text("".join(lines))
+    evaluate = ["evaluate", str(index), "--dataset", str(data), "--modes", "dense", "--json", "--measures", "RR@10"]
+    capsys.readouterr()
+    assert main([*evaluate, "--query-vectors", str(folder / "queries.npy"), "--run-dir", str(tmp_path / "runs")]) == 0
+    assert json.loads(capsys.readouterr().out)["systems"]["dense"] == {"RR@10": 1.0}
+    run = read_run(tmp_path / "runs" / "data.test.dense.trec")
+    assert {name: ranking.doc_ids for name, ranking in run.items()} == {f"q{i}": truth(vectors, i, 10) for i in (1, 3)}
+    np.save(tmp_path / "two.npy", vectors[[N + 3, N + 1]])
+    (tmp_path / "two").write_text("q3\nq1\n")
+    given = ["--query-vectors", str(tmp_path / "two.npy")]
+    assert main([*evaluate, *given, "--query-vector-ids", str(tmp_path / "two")]) == 0
+    assert json.loads(capsys.readouterr().out)["systems"]["dense"] == {"RR@10": 1.0}
+    assert main([*evaluate, *given]) == 1  # two rows for four queries
+    assert main([*evaluate, "--query-vector-ids", str(tmp_path / "two")]) == 2
+    assert main([*evaluate, *given, "--task", "x"]) == 2
+
+
 def test_without_vectors_of_queries_the_words_are_searched_on_request(
     index: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

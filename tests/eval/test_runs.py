@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +156,58 @@ def test_a_ranking_that_is_none_is_not_written(tmp_path: Path, bad: Ranking) -> 
     with pytest.raises(InvalidInput):
         write_run(tmp_path / "run", {"q": bad})
     assert not (tmp_path / "run").exists()
+
+
+def test_json_files_have_the_numbers_of_the_trec_files(tmp_path: Path) -> None:
+    run = {
+        "q 1": ranking("q 1", ("b", 2.5), ("ü %", 1.0), ("a", 1.0)),
+        "q2": ranking("q2"),
+        "q3": ranking("q3", ("x", -3.0)),
+    }
+    qrels = {"q 1": {"b": 2, "ü %": 0}, "q3": {"x": -1}}
+    write_run(tmp_path / "run.json", run)
+    write_qrels(tmp_path / "qrels.json", qrels)
+    stored = json.loads((tmp_path / "run.json").read_text())
+    assert {query_id: sorted(row, key=row.get, reverse=True) for query_id, row in stored.items()} == {
+        query_id: list(ranked.doc_ids) for query_id, ranked in run.items()
+    }
+    assert len(set(stored["q 1"].values())) == 3  # no ties, whatever the reader
+    assert json.loads((tmp_path / "qrels.json").read_text()) == qrels
+    (tmp_path / "run.json.gz").write_bytes(gzip.compress((tmp_path / "run.json").read_bytes()))
+    for name in ("run.json", "run.json.gz"):
+        assert {q: list(r.doc_ids) for q, r in read_run(tmp_path / name).items()} == {
+            q: r.doc_ids for q, r in run.items()
+        }
+    assert read_qrels(tmp_path / "qrels.json") == qrels
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not valid JSON"),
+        ("[1]", "holds list; expected an object of query ids"),
+        ('{"q": 1}', "'q' holds int; expected an object of document ids"),
+        ('{"q": {"d": "1"}}', "'q', 'd' has '1'; expected a (finite|whole) number"),
+        ('{"q": {"d": true}}', "expected a (finite|whole) number"),
+        ('{"q": {"d": 1, "d": 2}}', "the key 'd' is repeated"),
+        ('{"q": {"": 1}}', "empty id"),
+        ('{"q": {"d": NaN}}', "expected a (finite|whole) number"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_json_files_of_something_else_are_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(content)
+    for read in (read_run, read_qrels):
+        with pytest.raises(InvalidInput, match=message):
+            read(tmp_path / "x.json")
+        with pytest.raises(NotFound):
+            read(tmp_path / "missing.json")
+
+
+def test_grades_of_json_files_are_whole_and_scores_finite(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"q": {"d": 1.5}}')
+    with pytest.raises(InvalidInput, match=r"has 1\.5; expected a whole number"):
+        read_qrels(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text('{"q": {"d": 1' + "0" * 400 + "}}")
+    with pytest.raises(InvalidInput, match="expected a finite number"):
+        read_run(tmp_path / "x.json")

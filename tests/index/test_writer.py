@@ -578,3 +578,41 @@ def test_compact_fills_segments_across_their_borders_and_keeps_each_document_onc
             one, other = (Searcher(index).search([query], 20)["0"] for index in (changed, whole))
             assert list(one.doc_ids) == list(other.doc_ids)
             np.testing.assert_array_equal(one.scores, other.scores)
+
+
+GERMAN = [
+    Document("a", "Die Häuser stehen an der Straße, und der Hund schläft neben dem Tisch der Familie."),
+    Document("b", "Der Verkäufer öffnet das Geschäft am Morgen und verkauft den Kunden frisches Brot."),
+]
+
+
+def test_an_index_that_was_created_empty_has_the_languages_of_its_first_documents(tmp_path: Path) -> None:
+    options = IndexOptions(analyzer="auto")
+    built = build_index(document_shards(GERMAN), tmp_path / "built", options=options, progress=False)
+    with IndexWriter.create(tmp_path / "filled", options=options) as writer:
+        with pytest.raises(InvalidInput):
+            writer.add([GERMAN[0], Document("c", "x", metadata={"bad": float("nan")})])
+        assert writer.info().analyzer == "auto"
+        writer.add(GERMAN[:1])
+        assert writer.info().analyzer == "auto-german" == built.analyzer
+        writer.add([*GERMAN[1:], Document("c", "The dogs are sleeping in the houses of the family.")])
+        assert writer.info().analyzer == "auto-german"
+    with Index.open(tmp_path / "filled") as index:
+        assert index.view.analyzer == Analyzer("auto-german")
+        assert [*Searcher(index).search(["Haus"])["0"].doc_ids] == ["a"]
+
+
+def test_a_first_change_that_fails_leaves_the_languages_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with IndexWriter.create(tmp_path / "index", options=IndexOptions(analyzer="auto")) as writer:
+        with monkeypatch.context() as patched:
+            patched.setattr("lightir.index.writer.apply_change", refuse)
+            with pytest.raises(LightirError, match="No space left"):
+                writer.add(GERMAN)
+        assert writer.info().analyzer == "auto"
+        writer.add([Document("d", "The dogs are sleeping in the houses of the family, and the cat is not.")])
+        assert writer.info().analyzer == "auto-english"

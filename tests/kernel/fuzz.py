@@ -287,14 +287,15 @@ class Cases:
         for text in texts:
             for _ in range(4):
                 length, lead = (int(size) for size in rng.integers(0, 300, 2))
-                answer = finder.find(text, ["ab", "中", "中国", "a"], length, lead)
-                if len(answer) == 4:
-                    assert all(0 <= start < end <= len(answer[0]) for start, end in answer[3])
+                passages, blocks, words = finder.find([text], ["ab", "中", "中国", "a"], length, lead)
+                if passages:
+                    ((shown, matches),) = passages
+                    assert all(0 <= start < end <= len(shown) for start, end in matches)
                     break
-                for block in answer[0]:
+                for block in blocks:
                     finder.learn_block(block, rng.integers(0, 8, 256).astype(np.uint8).tobytes())
-                if answer[1]:
-                    finder.learn_words(answer[1], [["ab", "a"][: rng.integers(3)] for _ in answer[1]])
+                if words:
+                    finder.learn_words(words, [["ab", "a"][: rng.integers(3)] for _ in words])
 
     def graphs(self, rng: Generator) -> None:
         """Bytes that are no graph are refused."""

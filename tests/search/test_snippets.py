@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import numpy as np
@@ -189,6 +190,26 @@ def test_the_kernel_finds_the_passage_of_the_readable_twin(text: str, query: str
         assert snippet(text, asked, analyzer, length=length) == expected
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.lists(written, max_size=6), written)
+def test_texts_together_have_the_snippets_of_each_alone(texts: list[str], query: str) -> None:
+    long = "cat filler dog " * 20_000  # together above the size that is searched without the GIL
+    asked = [*texts, "a \ud800 cat", long]
+    analyzer = Analyzer("auto")
+    wanted = frozenset(analyzer.terms([query])[0])
+    expected = [slow_snippet(text, wanted, analyzer, length=SNIPPET_CHARACTERS) for text in asked]
+    assert snippets(asked, query, analyzer) == expected
+
+
+def test_threads_share_what_was_learned() -> None:
+    texts = [" ".join(f"word{i} naïve{j}" for i in range(n, n + 40_000)) for j, n in enumerate(range(0, 400, 100))]
+    analyzer = Analyzer("auto")
+    expected = [slow_snippet(text, frozenset(["word39999"]), analyzer, length=SNIPPET_CHARACTERS) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        for shown in pool.map(lambda _: snippets(texts, "word39999", analyzer), range(8)):
+            assert shown == expected
+
+
 def test_a_text_that_is_not_utf_8_has_a_snippet_too() -> None:
     assert marked(snippet("a \ud800 cat", "cats", ENGLISH)) == ["cat"]
 
@@ -203,11 +224,11 @@ def test_each_word_is_analyzed_once_whatever_the_number_of_texts() -> None:
     finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False)
     text = " ".join(f"word{i} naïve{i}" for i in range(500))
     for _ in range(3):
-        passage = finder.find(text, ["word3"], length=100, lead=40)
+        (passage,) = finder.find([text], ["word3"], length=100, lead=40)
         assert passage is not None
-        assert [passage[0][start:end] for start, end in passage[3]] == ["word3"]
+        assert [passage[0][start:end] for start, end in passage[1]] == ["word3"]
     assert sorted(analyzed) == sorted(text.split())
-    assert finder.find(f"{text} cat", ["cat"], length=100, lead=40) is not None
+    assert finder.find([f"{text} cat"], ["cat"], length=100, lead=40) != [None]
     assert len(analyzed) == 1001
 
 
@@ -220,7 +241,7 @@ def test_a_snippet_of_ten_million_characters_analyzes_no_more_than_its_first_mil
 
     text = "".join(f"w{i % 5000} " for i in range(1_900_000))
     finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False)
-    assert finder.find(text[:SEARCHED_CHARACTERS], ["w4999"], length=240, lead=40) is not None
+    assert finder.find([text[:SEARCHED_CHARACTERS]], ["w4999"], length=240, lead=40) != [None]
     assert len(analyzed) <= 5001
     assert marked(snippet(text, "w4999", ENGLISH)) == ["w4999"]
 
@@ -229,9 +250,9 @@ def test_a_finder_forgets_when_it_is_full_and_finds_all_the_same() -> None:
     finder = PassageFinder(lambda words: [[word] for word in words], ENGLISH.character_classes, han_terms=False)
     for start in range(0, 400_000, 100_000):
         text = " ".join(f"w{i}" for i in range(start, start + 100_000))
-        passage = finder.find(text, [f"w{start + 77}"], length=100, lead=40)
+        (passage,) = finder.find([text], [f"w{start + 77}"], length=100, lead=40)
         assert passage is not None
-        assert [passage[0][first:last] for first, last in passage[3]] == [f"w{start + 77}"]
+        assert [passage[0][first:last] for first, last in passage[1]] == [f"w{start + 77}"]
 
 
 def test_the_kernel_refuses_wrong_arguments() -> None:
@@ -243,6 +264,6 @@ def test_the_kernel_refuses_wrong_arguments() -> None:
     with pytest.raises(InvalidInput, match="not valid text"):
         native.learn_words(["\ud800"], [["a"]])
     with pytest.raises(InvalidInput, match="2,147,483,647"):
-        native.find("a", [], 2**40, 0)
+        native.find(["a"], [], 2**40, 0)
     native.learn_block(2**31, bytes(256))  # beyond all characters
     assert snippets([], "cat", ENGLISH) == []

@@ -37,6 +37,7 @@ from lightir.cli.arguments import (
     positive,
     search_options,
 )
+from lightir.cli.query_vectors import add_query_vectors, read_query_vectors
 from lightir.cli.terminal import Misuse, format_table, print_json, print_status
 from lightir.files import check_writable, make_folder, temporary_folder, write_bytes
 from lightir.quantities import counted, format_duration
@@ -52,6 +53,7 @@ EXAMPLES = """
   lightir evaluate index --dataset nfcorpus/ --split dev --modes hybrid,dense,tokens --run-dir runs --json
   lightir evaluate index --dataset nfcorpus/ --modes tokens --tokens jelinek-mercer:0.1
   lightir evaluate index --dataset nfcorpus/ --split dev --fusion rrf --weights dense=0.6,tokens=0.4
+  lightir evaluate index --dataset scifact/ --modes dense,hybrid --query-vectors queries.npy
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm
   lightir evaluate bm25.trec reranked.trec --dataset scifact/
   lightir evaluate ours.run theirs.run.gz --qrels qrels.txt --measures nDCG@10,map,R@1000 --per-query values.tsv
@@ -70,12 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         nargs="+",
         metavar="SYSTEM",
-        help=f"index of the data set's corpus; or {MODEL_HELP}; or TREC run files, each one system",
+        help=f"index of the data set's corpus; or {MODEL_HELP}; or run files (TREC, or ranx's .json), each one system",
     )
     parser.add_argument("--dataset", metavar="DIR", help="BEIR folder with queries and qrels")
     add_mteb(parser)
     parser.add_argument("--split", help="split of the BEIR folder to read qrels from (default test)")
-    parser.add_argument("--qrels", metavar="FILE", help="for run files: relevance judgments in BEIR or TREC format")
+    parser.add_argument(
+        "--qrels", metavar="FILE", help="for run files: relevance judgments in BEIR or TREC format, or ranx's .json"
+    )
     parser.add_argument(
         "--measures",
         type=lambda text: [name.strip() for name in re.split(r",(?![^(]*\))", text)],
@@ -109,6 +113,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_tokens(index)
     add_question_words(index)
     add_syntax(index, False, "off")
+    add_query_vectors(
+        index, "query of the data set, or Parquet, whose rows have query ids or are in the order of the queries"
+    )
     index.add_argument(
         "--exact", action="store_true", help="scan all dense vectors instead of using the index's graphs"
     )
@@ -137,6 +144,8 @@ def run(args: argparse.Namespace) -> None:
     """Measure the systems and print a table or JSON."""
     from lightir.data import Dataset
 
+    if args.query_vector_ids is not None and args.query_vectors is None:
+        raise Misuse("--query-vector-ids requires --query-vectors")
     if args.per_query is not None:
         check_writable(args.per_query)
     if args.mteb is not None:
@@ -196,12 +205,17 @@ def measure_index(dataset: Dataset, args: argparse.Namespace, options: dict[str,
     from lightir.search import Searcher
     from lightir.search.index_evaluation import evaluate_index
 
+    if args.query_vectors is not None and args.task is not None:
+        raise Misuse("--query-vectors and --task exclude each other; the queries are encoded already")
     if args.work:
         raise Misuse("--work requires a model; an index is already encoded")
     if args.device != "auto":
         raise Misuse("--device requires a model; an index is searched on the CPU")
     with Index.open(args.target[0], exact=args.exact) as index:
-        searcher = Searcher(index, task=args.task, threads=args.threads)
+        vectors = None
+        if args.query_vectors is not None:
+            vectors = read_query_vectors(index, args, [query.query_id for query in dataset.queries()])
+        searcher = Searcher(index, vectors, task=args.task, threads=args.threads)
         return evaluate_index(searcher, dataset, **options)
 
 
@@ -213,6 +227,8 @@ def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str,
     """
     from lightir.addresses import resolve_model_folder
 
+    if args.query_vectors is not None:
+        raise Misuse("--query-vectors requires an index; a model encodes the queries")
     if args.exact:
         raise Misuse("--exact requires an index; a model is always measured by exact search")
     if args.tokens != "bm25":
@@ -232,7 +248,7 @@ def measure_on_mteb(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     from lightir.addresses import resolve_model_folder, shipped_models
     from lightir.errors import MissingExtra
 
-    own = ("dataset", "split", "qrels", "measures", "per_query", "k", "run_dir")
+    own = ("dataset", "split", "qrels", "measures", "per_query", "k", "run_dir", "query_vectors")
     if len(args.target) > 1 or args.exact or any(getattr(args, name) is not None for name in own):
         raise Misuse(
             "--mteb requires one model, and no --dataset, --split, --qrels, --measures, --per-query, -k, --run-dir or "
@@ -270,7 +286,7 @@ def measure_runs(args: argparse.Namespace) -> EvaluationReport:
     from lightir.eval import DEFAULT_MEASURES, read_run
     from lightir.search.index_evaluation import evaluate_runs
 
-    searching = ("modes", "k", "task", "fusion", "weights", "run_dir", "work")
+    searching = ("modes", "k", "task", "fusion", "weights", "run_dir", "work", "query_vectors")
     switches = (args.exclude_same_id, args.exact, args.tokens != "bm25", args.device != "auto", args.threads != 1)
     if any(getattr(args, name) is not None for name in searching) or any(switches):
         raise Misuse(

@@ -47,6 +47,7 @@ from lightir.cli.fallback_arguments import (
 from lightir.cli.filter_hints import why_nothing
 from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page, shown_fields
 from lightir.cli.prompt import is_interactive, typed_queries
+from lightir.cli.query_vectors import add_query_vectors, read_query_vectors
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
 from lightir.cli.terminal import Misuse, print_json, print_json_line, print_status, printable
 from lightir.cli.word_hints import why_no_word
@@ -126,31 +127,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     queries.add_argument(
         "--split", help="with a BEIR folder: search only queries with qrels in this split (default: all)"
     )
-    queries.add_argument("--run", metavar="OUT", dest="run_file", help="TREC run file to write (- for stdout)")
+    queries.add_argument(
+        "--run",
+        metavar="OUT",
+        dest="run_file",
+        help="run file to write: TREC's, or ranx's if its name ends in .json (- for stdout)",
+    )
     add_threads(queries)
-    _add_query_vectors(queries)
+    add_query_vectors(
+        queries,
+        "query of --queries, or Parquet, whose rows have query ids or are in the order of the queries; for QUERY a "
+        "file of one row",
+    )
     _add_model(
         parser.add_argument_group(
             "models at query time",
             "for --rerank, --fallback and the modes beta, full, full-sparse and late; needs lightir[train], except for "
             "--fallback-url",
         )
-    )
-
-
-def _add_query_vectors(group: Arguments) -> None:
-    group.add_argument(
-        "--query-vectors",
-        metavar="FILE",
-        help="file of the queries' vectors, made by the model that made those of the documents: .npy with one row per "
-        "query of --queries, or Parquet, whose rows have query ids or are in the order of the queries; for QUERY a "
-        "file of one row. For an index of such vectors (lightir index --vectors)",
-    )
-    group.add_argument(
-        "--query-vector-ids",
-        metavar="FILE",
-        help="text file with the query's id for each row of a .npy file of --query-vectors, one per line (default: "
-        "rows are in the order of the queries)",
     )
 
 
@@ -372,16 +366,8 @@ def check_query_vectors(args: argparse.Namespace) -> None:
 
 def given_vectors(index: Index, args: argparse.Namespace) -> GivenQueryVectors:
     """Return the vectors of --query-vectors by query_id; that of QUERY is ""."""
-    from lightir.data import StoredVectors
-    from lightir.search.external_vectors import GivenQueryVectors
-
-    if index.contract is None:
-        raise InvalidInput(f"{args.index} has no vectors; --query-vectors requires an index of vectors")
-    stored = StoredVectors.read(args.query_vectors, ids=args.query_vector_ids)
-    query_ids = stored.ids
-    if query_ids is None or args.queries is None:
-        query_ids = [""] if args.queries is None else [query.query_id for query in given_queries(args)]
-    return GivenQueryVectors(index.contract, query_ids, stored.rows)
+    ids = None if args.queries is None else [query.query_id for query in given_queries(args)]
+    return read_query_vectors(index, args, ids)
 
 
 def check_page_arguments(args: argparse.Namespace) -> None:

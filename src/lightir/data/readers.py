@@ -22,7 +22,15 @@ from lightir.data.records import (
     table_records,
 )
 from lightir.errors import InvalidInput, NotFound
-from lightir.lines import ReadOptions, count_lines, limit_error, read_nonblank_lines, read_options
+from lightir.lines import (
+    ReadOptions,
+    count_lines,
+    holds_json,
+    limit_error,
+    read_json_numbers,
+    read_nonblank_lines,
+    read_options,
+)
 from lightir.text import check_text
 from lightir.types import Cells, Document, Qrels, Query, unescape_id
 
@@ -172,9 +180,11 @@ def count_documents(source: Source, *, options: ReadOptions | None = None) -> in
 def read_qrels(path: Path | str) -> Qrels:
     """Read relevance judgments: query_id -> doc_id -> grade, in the file's order.
 
-    Two formats are supported: BEIR's three tab-separated columns, with or without a header line (ids may contain
+    Three formats are supported: BEIR's three tab-separated columns, with or without a header line (ids may contain
     blanks), and TREC's four blank-separated columns (query id, ignored, document id, grade; ids are escaped as in run
-    files, see lightir.eval.read_run). Either may be gzipped. Grades are integers; 1.0 is read as 1, as in trec_eval.
+    files, see lightir.eval.read_run), and ranx's JSON in files whose names end in .json or .json.gz: an object of query
+    ids, of objects of document ids and grades. All may be gzipped. Grades are integers; 1.0 is read as 1, as in
+    trec_eval, but not in JSON.
 
     Raises:
         NotFound: the file does not exist.
@@ -184,6 +194,8 @@ def read_qrels(path: Path | str) -> Qrels:
     path = Path(path)
     if not path.exists() or path.is_dir():  # pipes such as <(zcat qrels.gz) are allowed
         raise NotFound(f"{path} does not exist; expected a qrels file")
+    if holds_json(path):
+        return read_json_numbers(path, int)
     qrels: Qrels = {}
     first = True
     for number, line in read_nonblank_lines(path):

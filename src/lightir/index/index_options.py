@@ -37,7 +37,7 @@ class IndexOptions:
         analyzer: name of the analyzer of title and text for the tokens branch, see `lightir.analysis.Analyzer`; None
             for an index without tokens branch. "auto" treats each script by its own rules and detects the language of
             Latin words from the first shard; the index stores the answer ("auto-german"). One that is created empty
-            keeps English.
+            does so when the first documents are added.
         segment_documents: maximum number of documents per segment, at least 1.
         schema: types of the metadata fields, by which values are checked and filters compare; None to store any values
             and compare by JSON types. See `lightir.index.schema.infer`.

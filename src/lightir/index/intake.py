@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -89,6 +90,12 @@ class Intake:
         if self.analyzer is not None and self.analyzer.name == AUTO:
             languages = languages_of(document.full_text() for document in documents)
             self.analyzer = Analyzer(f"{AUTO}-{'+'.join(languages)}")
+
+    def detecting(self, documents: Sequence[Document]) -> Intake:
+        """Return an intake with the analyzer for the languages of some documents, if its analyzer is "auto"."""
+        own = copy.copy(self)
+        own.detect_languages(documents)
+        return own
 
     def rows(self, shard: Shard) -> DocumentRows:
         """Return the rows of a shard. Documents without vectors are pending if the index has a contract.

@@ -36,7 +36,7 @@ from lightir.index.word_dictionary import WordDictionary
 from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.text import check_text
 from lightir.types import BRANCHES, Branch, Document, require_list
-from lightir.vectors import SparseVectors, row_entries, row_starts
+from lightir.vectors import SparseVectors, row_entries
 
 FILTERS_KEPT = 16
 """Maximum number of filters, and of phrases, whose bitmaps a view caches."""
@@ -288,17 +288,21 @@ class View:
         Raises:
             FormatError: the store lacks a document that a segment lists.
         """
-        at, rows = self.locate(doc_ords)
-        keys = [
-            int(self.segments[segment].segment.doc_keys[row])
-            for segment, row in zip(at.tolist(), rows.tolist(), strict=True)
-        ]
+        keys = self._keys_at(doc_ords)
         stored = self.store.documents.of(keys)
         try:
             return [stored[key] for key in keys]
         except KeyError as error:
             (doc_id,) = self.doc_ids(doc_ords[[keys.index(error.args[0])]])
             raise FormatError(f"{self.store.path} is damaged: it has no text of document {doc_id!r}") from None
+
+    def _keys_at(self, doc_ords: npt.NDArray[np.uint32]) -> list[int]:
+        if len(self.segments) == 1:
+            keys: list[int] = self.segments[0].segment.doc_keys[doc_ords].tolist()
+            return keys
+        at, rows = self.locate(doc_ords)
+        located = zip(at.tolist(), rows.tolist(), strict=True)
+        return [int(self.segments[segment].segment.doc_keys[row]) for segment, row in located]
 
     # Documents that are stored as passages
 
@@ -497,10 +501,11 @@ class View:
         n_docs = len(self)
         factors = [idf(n_docs, facts[term][0]) if idfs else 1.0 for term in terms]
         # One query at a time in plain Python, since for a few queries each array operation costs more than it saves.
-        counts = [sorted(Counter(position_of[term] for term in row if term in position_of).items()) for row in rows]
-        weights = [[(position, count * factors[position]) for position, count in row] for row in counts]
+        counts = [Counter([position_of[term] for term in row if term in position_of]) for row in rows]
+        weights = [[(position, count * factors[position]) for position, count in sorted(row.items())] for row in counts]
         weight = idf(n_docs, 0) if idfs else 1.0
-        unknown = np.array([weight * sum(term not in position_of for term in row) for row in rows], dtype=np.float64)
+        n_unknown = [len(row) - known.total() for row, known in zip(rows, counts, strict=True)]
+        unknown = np.array([weight * n for n in n_unknown], dtype=np.float64)
         for i, of_query in enumerate(groups):
             if of_query:
                 before = sum(value for _, value in weights[i])
@@ -509,7 +514,7 @@ class View:
                 unknown[i] += self._weight_of_replaced(rows[i], of_query)
         pairs = [pair for row in weights for pair in row]
         vectors = SparseVectors(
-            row_starts([len(row) for row in weights]),
+            np.array([0, *itertools.accumulate(map(len, weights))], dtype=np.int64),
             np.array([position for position, _ in pairs], dtype=np.uint32),
             np.array([weight for _, weight in pairs], dtype=np.float32),
             vocab_size=len(terms),

@@ -473,15 +473,16 @@ class IndexWriter:
                 known = {doc_id: key for doc_id, key in known.items() if doc_id not in same}
                 shard = Shard([document for document in shard.documents if document.doc_id not in same], None, None)
                 stored = [row for row in stored if row[0] not in same]
+            intake = self._intake if self._view.segments else self._intake.detecting(shard.documents)
             rows = (
-                [self._intake.rows(piece) for piece in sliced(shard, added_documents(self._view.options))]
-                if stored
-                else []
+                [intake.rows(piece) for piece in sliced(shard, added_documents(self._view.options))] if stored else []
             )
             changed |= {row[0] for row in (*stored, *described.values())}
             if not changed:
                 return 0
             with self._changing() as change:
+                if intake.analyzer != self._view.analyzer:
+                    self._store.set_record({**self._store.record(), "analyzer": to_json(intake.analyzer)})
                 self._store.documents.describe(described)
                 replaced = np.array(sorted(known.values()), dtype=np.int64)
                 self._store.documents.remove(replaced)
@@ -557,6 +558,7 @@ class IndexWriter:
         self._is_outdated = True
         try:
             self._view = View(self.folder, self._store, before=self._view)
+            self._intake.analyzer = self._view.analyzer
         except (LightirError, OSError, MemoryError) as error:
             failed = f"{self.folder} cannot be read after a change"
             then = "open the index again to see whether the change was made"

@@ -1,9 +1,10 @@
 """Compiled functions over plain numpy arrays: inversion, exact top k, means of dense and sparse rows, pair scores.
 
 Every function has a slow, readable twin of the same name in `lightir.kernel.reference`. Loading this module selects
-the best instruction set of the processor; the environment variable LIGHTIR_KERNEL (scalar, avx2, avx512) overrides
-the choice. All instruction sets return the same bits, with any number of threads. The functions release the GIL.
-They check their arguments: a wrong dtype, shape, order or id raises InvalidInput and never crashes.
+the best instruction set of the processor; the environment variable LIGHTIR_KERNEL (scalar, avx2, avx512, and
+neon, dotprod on aarch64) overrides the choice. All instruction sets return the same bits, with any number of
+threads. The functions release the GIL. They check their arguments: a wrong dtype, shape, order or id raises
+InvalidInput and never crashes.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Copies:
 
 
 def dispatch() -> str:
-    """Return the name of the instruction set in use: "scalar", "avx2" or "avx512"."""
+    """Return the name of the instruction set in use: "scalar", "avx2", "avx512", "neon" or "dotprod"."""
     return _native.dispatch()
 
 

@@ -12,8 +12,8 @@ WORD, BLANK, HAN = 1, 2, 4
 
 BLOCK_CHARACTERS = 256
 
-Passage: TypeAlias = tuple[str, bool, bool, tuple[tuple[int, int], ...]]
-"""A passage, whether text is cut before it, and after it, and the start and end of each match in it."""
+Passage: TypeAlias = tuple[str, tuple[tuple[int, int], ...]]
+"""A passage, with "…" where text is cut, and the start and end of each match in it."""
 
 
 class PassageFinder:
@@ -37,22 +37,22 @@ class PassageFinder:
         self._terms, self._classes = terms, classes
         self._native = _native.PassageFinder(han_terms)
 
-    def find(self, text: str, wanted: Sequence[str], *, length: int, lead: int) -> Passage | None:
-        """Return the passage with the most different wanted terms; None for a text that is not valid UTF-8.
+    def find(self, texts: Sequence[str], wanted: Sequence[str], *, length: int, lead: int) -> list[Passage | None]:
+        """Return each text's passage with the most different wanted terms; None for a text that is not valid UTF-8.
 
         Args:
-            text: text; runs of white space count as single blanks.
+            texts: texts; runs of white space count as single blanks.
             wanted: distinct terms.
             length: maximum number of characters.
             lead: number of characters in front of the first match.
         """
         wanted = list(wanted)
-        while True:
-            answer = self._native.find(text, wanted, length, lead)
-            if answer is None or len(answer) == 4:
-                return answer
-            blocks, words = answer
+        passages, blocks, words = self._native.find(texts, wanted, length, lead)
+        while blocks or words:
             for block in blocks:
                 self._native.learn_block(block, self._classes(block))
             if words:
                 self._native.learn_words(words, self._terms(words))
+            more, blocks, words = self._native.find(texts[len(passages) :], wanted, length, lead)
+            passages += more
+        return passages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ def write_word_map(writer: PartWriter, analyzer: Analyzer, texts: Iterable[str])
     settings = analyzer_settings(analyzer)
     if settings["kind"] in ("words", "chinese"):
         return False
-    known: dict[str, list[str]] = {}
+    known: dict[str, Sequence[str]] = {}
     for text in texts:
         if settings["stems_itself"] and text.isascii():
             continue

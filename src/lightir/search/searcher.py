@@ -264,7 +264,8 @@ class Searcher:
         shown = full_texts if full_text else snippets
         words = {} if encoded is None or encoded.tokens is None else encoded.tokens.words
         passages = shown([document.text for document in documents], query, analyzer, also=words)
-        doc_ords, pending = candidates.doc_ords.tolist(), view.waits[candidates.doc_ords].tolist()
+        doc_ords = candidates.doc_ords.tolist()
+        pending = view.waits[candidates.doc_ords].tolist() if view.n_pending else [False] * len(doc_ords)
         all_named = frozenset(prepared.named.tolist())
         scored = zip(candidates.scores.tolist(), branch_scores(candidates, pending), strict=True)
         for i, (score, branches) in enumerate(scored):

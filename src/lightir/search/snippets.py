@@ -57,18 +57,13 @@ def snippets(
         also: terms that match too, such as those that a misspelled word stands for.
     """
     wanted = list(dict.fromkeys([*analyzer.terms([query])[0], *also]))
-    finder = _finder(analyzer)
-    shown = []
-    for text in texts:
-        best = finder.find(text[:SEARCHED_CHARACTERS], wanted, length=length, lead=_LEAD)
-        if best is None:
-            shown.append(slow_snippet(text, frozenset(wanted), analyzer, length=length))
-            continue
-        passage, cut_before, cut_after, matches = best
-        if cut_before:
-            passage, matches = f"…{passage}", tuple([(start + 1, end + 1) for start, end in matches])
-        shown.append(Snippet(f"{passage}…" if cut_after else passage, matches))
-    return shown
+    searched = [text[:SEARCHED_CHARACTERS] for text in texts]
+    return [
+        slow_snippet(text, frozenset(wanted), analyzer, length=length) if passage is None else Snippet(*passage)
+        for text, passage in zip(
+            texts, _finder(analyzer).find(searched, wanted, length=length, lead=_LEAD), strict=True
+        )
+    ]
 
 
 def full_texts(texts: Sequence[str], query: str, analyzer: Analyzer, *, also: Iterable[str] = ()) -> list[Snippet]:

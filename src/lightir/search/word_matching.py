@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 from lightir.analysis import Analyzer
 from lightir.index import View
@@ -41,6 +42,9 @@ COMPLETION_FACTOR = 0.7
 LEAST_BEGINNING = 3
 """Least number of letters of a stem that a word in the middle of its ending may begin with."""
 
+AnalyzedWords: TypeAlias = Sequence[tuple[str, Sequence[str]]]
+"""The words of a query in lower case, each with its terms."""
+
 _LAST_WORD = re.compile(r"[^\W\d_]\w*$")
 _CAPITALS = re.compile(r"\b[A-Z]{2,}\b")
 
@@ -67,8 +71,11 @@ class WordMatching:
         """Return a query's terms, and the alternatives to its words."""
         analyzer = view.analyzer
         assert analyzer is not None  # the tokens branch is there
-        row = analyzer.terms([text])[0]
-        asking: frozenset[str] = frozenset() if self.question_words else _question_terms_of(analyzer, text, row)
+        words = analyzer.words(text)
+        row = [term for _, terms in words for term in terms]
+        asking: frozenset[str] = frozenset()
+        if not self.question_words and not _question_terms(analyzer).isdisjoint(row):
+            asking = _question_terms_of(text, words)
         corrects = self.typos and not all(map(view.frequency, row))
         splits = self.compounds and analyzer.language in LINKS
         if not (self.as_you_type or self.synonyms is not None or corrects or splits or asking):
@@ -81,7 +88,7 @@ class WordMatching:
             groups.append(completed)
         others = [term for term in row if term not in asking]
         row = others if others or groups else row
-        for word, term in _words_of_one_term(view, text, row, completed):
+        for word, term in _words_of_one_term(words, row, completed):
             compounds = with_compounds(view, word, term) if splits else []
             groups += compounds
             if self.typos and not compounds:
@@ -100,16 +107,13 @@ def typos_allowed(word: str) -> int:
     return 1 if len(word) < LETTERS_OF_TWO_TYPOS else 2
 
 
-def _question_terms_of(analyzer: Analyzer, text: str, row: Sequence[str]) -> frozenset[str]:
+def _question_terms_of(text: str, words: AnalyzedWords) -> frozenset[str]:
     """Return the terms of a query that stand for question words alone.
 
     A word in capitals counts, such as WHO, unless all words of the query are in capitals.
     """
-    if _question_terms(analyzer).isdisjoint(row):
-        return frozenset()
     in_capitals: frozenset[str] = frozenset() if text.isupper() else frozenset(map(str.lower, _CAPITALS.findall(text)))
     asking = QUESTION_WORDS - in_capitals
-    words = analyzer.words(text)
     others = {term for word, terms in words if word not in asking for term in terms}
     return frozenset(term for word, terms in words if word in asking for term in terms) - others
 
@@ -171,11 +175,10 @@ def _completions(view: View, text: str) -> Alternatives | None:
 
 
 def _words_of_one_term(
-    view: View, text: str, row: Sequence[str], completed: Alternatives | None
+    words: AnalyzedWords, row: Sequence[str], completed: Alternatives | None
 ) -> Iterator[tuple[str, str]]:
     """Yield the words of a query with one term each, which synonyms do not replace, and which are not still typed."""
-    assert view.analyzer is not None
-    for word, terms in view.analyzer.words(text):
+    for word, terms in words:
         if len(terms) == 1 and terms[0] in row and (completed is None or completed.word.lower() != word):
             yield word, terms[0]
 

@@ -6,6 +6,7 @@ It is plain ASGI, since a framework's middleware would cost more per request tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -70,6 +71,10 @@ Headers: TypeAlias = Mapping[bytes, bytes]
 FastRoute: TypeAlias = Callable[[bytes], Awaitable[bytes | None]]
 """Function from the body of a POST request, which is JSON, to that of its response; None to leave it to the app."""
 
+LINGER_S = 1.0
+"""Seconds for which the rest of a body is read and dropped before its connection is closed. Closing at once would reset
+the connection of a client that is still sending, which may then not read the answer."""
+
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -111,6 +116,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         started, status = time.perf_counter(), 500
+        body = _Body(dict(scope["headers"]), receive)
+        send = body.closing(send)
 
         async def send_guarded(message: Message) -> None:
             nonlocal status
@@ -121,9 +128,9 @@ class Guard:
             await send(message)
 
         try:
-            await self._pass(scope, receive, send_guarded)
+            await self._pass(scope, body.receive, send_guarded)
         except Problem as problem:
-            await respond(problem, scope, receive, send_guarded)
+            await respond(problem, scope, body.receive, send_guarded)
         finally:
             route = scope.get("answered") or getattr(scope.get("route"), "path", "unknown")
             self._metrics.count(scope["method"], str(route), status, time.perf_counter() - started)
@@ -246,6 +253,48 @@ class Guard:
             f"the body has more than {self._options.max_body_bytes:,} bytes; send less at once, or documents as a "
             f"stream of NDJSON to {STREAMED}",
         )
+
+
+class _Body:
+    """The body of a request, of which an early answer may leave a part unread.
+
+    The rest of the body could then be taken for the next request, or the next request for the rest of the body. So such
+    an answer closes the connection.
+    """
+
+    def __init__(self, headers: Headers, receive: Receive) -> None:
+        """Note whether there is a body."""
+        self._unread = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        self._receive = receive
+
+    async def receive(self) -> Message:
+        """Return the next part."""
+        message = await self._receive()
+        self._unread = bool(message.get("more_body", False))
+        return message
+
+    def closing(self, send: Send) -> Send:
+        """Return a function that sends an answer and closes the connection if the body has not been read by then."""
+        closes = False
+
+        async def send_closing(message: Message) -> None:
+            nonlocal closes
+            if message["type"] == "http.response.start" and self._unread:
+                closes = True
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            if closes and message["type"] == "http.response.body" and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await self._drop_rest()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        return send_closing
+
+    async def _drop_rest(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while self._unread:
+                    await self.receive()
 
 
 def required_role(method: str, path: str) -> Role:

@@ -90,7 +90,7 @@ def terms_of_run(languages: Languages, run: str) -> tuple[str, ...]:
         languages: languages whose stemmers Latin words get.
         run: one of `runs`.
     """
-    return _unspaced_terms(run) if is_unspaced(run[0]) else terms_of_word(languages, run)
+    return terms_of_word(languages, run) if run.isascii() or not is_unspaced(run[0]) else _unspaced_terms(run)
 
 
 def plain(languages: Languages, word: str) -> str:

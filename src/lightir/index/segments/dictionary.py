@@ -57,6 +57,8 @@ class SortedStrings:
     def find(self, string: str) -> int | None:
         """Return the position of a string, or None."""
         wanted = string.encode(errors="surrogatepass")
+        if len(wanted) > self._longest:
+            return None
         position = bisect_left(range(len(self)), wanted, key=self.raw)
         return position if position < len(self) and self.raw(position) == wanted else None
 
@@ -97,6 +99,11 @@ class SortedStrings:
         end = int(np.searchsorted(keys, np.uint64(high), side="right"))
         positions = order[start:end].tolist()
         return [i for i in positions if self.raw(i).endswith(wanted) and len(self.raw(i)) > len(wanted)]
+
+    @shared_property
+    def _longest(self) -> int:
+        """Number of bytes of the longest string: a whole question is looked up as an id, and is longer than all ids."""
+        return int(np.diff(self.arrays[1]).max(initial=0))
 
     @shared_property
     def _by_ending(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
