@@ -36,7 +36,9 @@ TEXTS = ["", "a", "some words of a text", "b" * 200, "zwölf boxkämpfer", "a te
 DOCUMENTS = [Document(f"d{i}", text) for i, text in enumerate(TEXTS)]
 
 
-def save_sparse_model(folder: Path, *, first_names: bool = False, activation: str = "gelu", **settings: object) -> Weights:
+def save_sparse_model(
+    folder: Path, *, first_names: bool = False, activation: str = "gelu", **settings: object
+) -> Weights:
     """Write a model with dense vectors and a sparse head with an encoder of its own; return that one's weights."""
     save_bert(folder / "encoder")
     weights = save_masked_bert(folder / "model" / "sparse-encoder", first_names=first_names, hidden_act=activation)

@@ -57,7 +57,9 @@ def bert_graph(files: BertFiles, *, int8: bool = False, head: MaskedHead | None 
 def _append_features(graph: OnnxGraph, files: BertFiles, head: MaskedHead, states: str) -> str:
     """Add the layers of a masked-LM head in front of its projection; return the name of the features."""
     product = graph.node("MatMul", [states, graph.constant("head.weight", head.weight.T)], "head.product")
-    activated = _append_activation(graph, files.activation, product, graph.constant("head.bias", head.weight_bias), "head")
+    activated = _append_activation(
+        graph, files.activation, product, graph.constant("head.bias", head.weight_bias), "head"
+    )
     weight, bias = graph.constant("head.norm.weight", head.norm[0]), graph.constant("head.norm.bias", head.norm[1])
     return graph.node("LayerNormalization", [activated, weight, bias], FEATURES, epsilon=files.epsilon)
 

@@ -68,7 +68,9 @@ def needs_torch(contract: Contract) -> str:
     if record.kind != "encoder":
         return f"{record.address} is a causal language model"
     sparse = contract.sparse
-    if contract.dense is None or (sparse is not None and (not sparse.encoder_hash or sparse.bias_hash or sparse.lexical)):
+    if contract.dense is None or (
+        sparse is not None and (not sparse.encoder_hash or sparse.bias_hash or sparse.lexical)
+    ):
         return f"the model over {record.address} has learned sparse vectors"
     if contract.document.light:
         return f"the model over {record.address} encodes documents token by token"

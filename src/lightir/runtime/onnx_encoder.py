@@ -27,6 +27,7 @@ from lightir.text import TextTokenizer
 from lightir.types import Document
 from lightir.vectors import Floats, SparseVectors
 
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Standardization:
     """Mean and deviation that pooled states are standardized by, (H,) float32 each; None for none."""
@@ -36,7 +37,7 @@ class Standardization:
 
 
 class OnnxEncoder:
-    """A model with a dense head over an encoder of the BERT family, as a `lightir.runtime.document_model.DocumentModel`."""
+    """A dense model over an encoder of the BERT family, as a `lightir.runtime.document_model.DocumentModel`."""
 
     def __init__(
         self,
