@@ -118,11 +118,11 @@ def test_largest_logits_and_strongest_weights_are_those_of_loops() -> None:
     rows = [random.integers(-3, 4, size=(n, 4)).astype(np.float32) for n in (3, 0, 1, 700)]
     projection = random.integers(-3, 4, size=(900, 4)).astype(np.float32)
     bias = random.integers(-3, 4, size=900).astype(np.float32)
-    found = largest_logits(rows, projection, bias)
+    maxima = largest_logits(rows, projection, bias)
     for row, features in enumerate(rows):
         for term in range(0, 900, 37):
             values = [float(features[i] @ projection[term]) + bias[term] for i in range(len(features))]
-            assert found[row, term] == max(values, default=-np.inf)
+            assert maxima[row, term] == max(values, default=-np.inf)
     assert largest_logits([], projection, bias).shape == (0, 900)
     weights = random.permutation(40).reshape(2, 20).astype(np.float32)
     kept = strongest(weights, 5, own=[[0, 1], []])
