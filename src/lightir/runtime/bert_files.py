@@ -222,8 +222,8 @@ def _present_name(name: str) -> str:
 
 def _start(name: str, starts: Sequence[str]) -> int | None:
     """Return where a tensor's name starts behind the model's prefix ("bert."); None for the others."""
-    places = [name.find(part) for part in starts]
-    start = min((place for place in places if place >= 0), default=None)
+    offsets = [name.find(part) for part in starts]
+    start = min((offset for offset in offsets if offset >= 0), default=None)
     return start if start is not None and "embeddings_project" not in name else None
 
 
