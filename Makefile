@@ -29,7 +29,7 @@ export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
 .PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters test-clients \
-	test-engines test-ray wheel wheels lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
+	test-engines test-ray wheel wheels packages lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
 
 setup: $(STAMP)
 
@@ -181,6 +181,24 @@ $(ZIG)/auditwheel: requirements/wheels.lock | $(UV)
 	$(call install,build/zig,$<)
 	touch $@
 
+# What is published besides the wheels of `make wheels`, in dist: lightir's source distribution, and wheel and source
+# distribution of every package in packages/. Then twine checks all files in dist.
+TWINE := build/twine/bin/twine
+packages: setup $(TWINE)
+	mkdir -p dist
+	$(UV) build -q --sdist --python $(BIN)/python --build-constraints requirements/build.lock --require-hashes -o dist .
+	$(foreach package,$(wildcard packages/*/pyproject.toml),$(call build_package,$(package)) && ) true
+	$(TWINE) check --strict dist/*.whl dist/*.tar.gz
+
+define build_package
+	$(UV) build -q --no-build-isolation --python $(BIN)/python -o dist $(dir $(1))
+endef
+
+$(TWINE): requirements/packages.lock | $(UV)
+	$(PYTHON) -m venv build/twine
+	$(call install,build/twine,$<)
+	touch $@
+
 # A fresh environment with a lock's packages and lightir's wheel, from WHEEL or built with requirements/build.lock.
 define environment
 	rm -rf $(1)
@@ -208,6 +226,7 @@ lock: $(UV)
 	$(LOCK) --universal --python-version 3.11 -o requirements/audit.lock requirements/audit.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/site.lock requirements/site.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/wheels.lock requirements/wheels.in
+	$(LOCK) --universal --python-version 3.11 -o requirements/packages.lock requirements/packages.in
 	$(LOCK) --python-version 3.11 --python-platform linux -o requirements/torch-cuda.lock requirements/torch.in
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		--no-emit-package torch $(DEV_EXTRAS:%=--extra %) -o requirements/dev.lock pyproject.toml

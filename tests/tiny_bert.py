@@ -58,6 +58,42 @@ def save_bert(folder: Path, kind: str = "bert", *, prefix: str = "", **settings:
     return {name: array.astype(np.float32) for name, array in weights.items()}
 
 
+def save_masked_bert(folder: Path, *, first_names: bool = False, **settings: Any) -> Weights:
+    """Write a BERT with a masked-LM head, whose projection is the embeddings of the terms; return all its weights.
+
+    Args:
+        folder: folder to write.
+        first_names: whether norms have the names that the first BERT models gave them.
+        settings: further settings of config.json.
+    """
+    weights, random = save_bert(folder, **settings), np.random.default_rng(7)
+    head = "cls.predictions"
+    weights |= {
+        f"{head}.transform.dense.weight": random.normal(scale=0.3, size=(HIDDEN, HIDDEN)).astype(np.float32),
+        f"{head}.transform.dense.bias": random.normal(scale=0.3, size=HIDDEN).astype(np.float32),
+        f"{head}.transform.LayerNorm.weight": random.uniform(0.5, 2, HIDDEN).astype(np.float32),
+        f"{head}.transform.LayerNorm.bias": random.normal(size=HIDDEN).astype(np.float32),
+        f"{head}.bias": random.normal(loc=-12, size=VOCAB_SIZE).astype(np.float32),
+    }
+    stored = {name if name.startswith("cls.") else f"bert.{name}": array for name, array in weights.items()}
+    if first_names:
+        stored = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
+            for name, array in stored.items()
+        }
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return weights
+
+
+def masked_logits(weights: Weights, ids: list[int], *, activation: str = "gelu") -> np.ndarray:
+    """Return the masked-LM head's logits (T, V) of one text, in float64."""
+    wide = {name: array.astype(np.float64) for name, array in weights.items()}
+    head = "cls.predictions"
+    hidden = _linear(bert_states(weights, "bert", ids, activation=activation), wide, f"{head}.transform.dense")
+    features = _norm(ACTIVATIONS[activation](hidden), wide, f"{head}.transform.LayerNorm")
+    return features @ wide["embeddings.word_embeddings.weight"].T + wide[f"{head}.bias"]
+
+
 def byte_tokenizer() -> TextTokenizer:
     """Return a tokenizer with one token per byte; ids 0 and 1 are the begin and end tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -27,6 +27,9 @@ QUERY_ENCODER = "query-encoder"
 OWN_WEIGHTS = "backbone"
 """Subfolder of a model folder: the backbone's weights after full fine-tuning."""
 
+SPARSE_ENCODER = "sparse-encoder"
+"""Subfolder of a model folder: the encoder of the sparse head, if it has one of its own."""
+
 NONE_INSTALLED = "none; install one in a checkout with `pip install --no-deps packages/lightir-minilm`"
 REVISION_MARK = "@"
 """Separates a hub's name from a revision: `owner/name@COMMIT`."""

@@ -168,6 +168,8 @@ class SparseHead:
             encoder leaves out BERT's first 999 terms, which are special and unused tokens.
         lexical: documents keep only their own terms, with learned weights (SiDR's V_lex); queries keep all terms.
         projection_hash: hash of the rows and scales of the "own" projection; "" for the others, and before it is saved.
+        encoder_hash: hash of the weights of an encoder of its own in sparse-encoder/, which reads the same ids as the
+            backbone and whose states the head gets; "" for the backbone's states. Requires the projection "head".
     """
 
     activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
@@ -180,6 +182,7 @@ class SparseHead:
     first_term: int = field(default=0, metadata=LATER)
     lexical: bool = field(default=False, metadata=LATER)
     projection_hash: str = field(default="", metadata=LATER)
+    encoder_hash: str = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
@@ -196,6 +199,10 @@ class SparseHead:
         if self.projection_hash and self.projection != "own":
             raise InvalidInput(
                 f"the sparse head has a projection_hash and the projection {self.projection!r}; expected 'own'"
+            )
+        if self.encoder_hash and self.projection != "head":
+            raise InvalidInput(
+                f"the sparse head has an encoder of its own and the projection {self.projection!r}; expected 'head'"
             )
 
     def quantize(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

@@ -29,12 +29,32 @@ from lightir.errors import (
     storage_errors,
 )
 
+_NO_FULL_FLUSH = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOTTY})
+"""What macOS answers where a file system has no F_FULLFSYNC."""
+
+
+def flush_to_disk(descriptor: int) -> None:
+    """Flush a file to disk; on macOS, whose fsync leaves it in the drive's cache, by F_FULLFSYNC.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        try:
+            fcntl.fcntl(descriptor, full)
+            return
+        except OSError as error:
+            if error.errno not in _NO_FULL_FLUSH:
+                raise
+    os.fsync(descriptor)
+
 
 def fsync_path(path: Path) -> None:
     """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        flush_to_disk(descriptor)
     finally:
         os.close(descriptor)
 
@@ -115,7 +135,7 @@ def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
         yield file
         with _naming(path):
             file.flush()
-            os.fsync(file.fileno())
+            flush_to_disk(file.fileno())
             file.close()
         _claim(temporary)
         with _naming(path):

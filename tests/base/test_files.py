@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -17,6 +18,7 @@ from lightir.files import (
     atomic_folder,
     check_new_folder,
     check_writable,
+    fsync_path,
     read_json,
     write_bytes,
     write_json,
@@ -279,3 +281,40 @@ def test_a_refusal_in_a_writable_folder_keeps_the_words_of_the_system(tmp_path: 
     message = r"cannot write a: Permission denied \(.*/a\); check the permissions"
     with pytest.raises(WriteFailed, match=message), storage_errors("cannot write a", kind=WriteFailed):
         raise refusal
+
+
+class Flushes:
+    """The calls that flush, in place of the system's; F_FULLFSYNC fails with `refusal`, if given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refusal: int | None = None) -> None:
+        self.made: list[str] = []
+
+        def full(_descriptor: int, command: int) -> int:
+            self.made.append("full")
+            assert command == 51
+            if refusal is not None:
+                raise OSError(refusal, os.strerror(refusal))
+            return 0
+
+        monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)  # as on macOS
+        monkeypatch.setattr(fcntl, "fcntl", full)
+        monkeypatch.setattr(os, "fsync", lambda _descriptor: self.made.append("fsync"))
+
+
+def test_files_leave_the_cache_of_the_drive_on_macos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushes = Flushes(monkeypatch)
+    write_json(tmp_path / "a.json", {})
+    assert set(flushes.made) == {"full"}
+
+
+def test_file_systems_without_a_full_flush_get_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushes = Flushes(monkeypatch, errno.ENOTSUP)
+    fsync_path(tmp_path)
+    assert flushes.made == ["full", "fsync"]
+
+
+def test_a_failed_full_flush_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushes = Flushes(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        fsync_path(tmp_path)
+    assert flushes.made == ["full"]

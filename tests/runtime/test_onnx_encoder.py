@@ -18,7 +18,8 @@ from lightir.runtime.bert_graph import quantize_columns
 from lightir.runtime.documents import encode_corpus, encode_shard
 from lightir.runtime.encode_options import EncodeOptions
 from lightir.runtime.loading import choose_runtime, load_model
-from lightir.runtime.onnx_encoder import OnnxEncoder, n_threads
+from lightir.runtime.onnx_encoder import OnnxEncoder
+from lightir.runtime.onnx_session import n_threads
 from lightir.shards import VectorsReader
 from lightir.types import Document
 from tiny_bert import BEGIN, END, HIDDEN, POSITIONS, Weights, bert_states, byte_tokenizer, save_bert, save_model

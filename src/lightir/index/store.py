@@ -175,6 +175,7 @@ class Store:
             connection = connect(path, "rw")
             try:
                 connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
+                connection.execute("PRAGMA fullfsync = ON")  # on macOS too; no other system has it
                 limit_log(connection)
                 # If the system refuses to open a file for writing, SQLite opens it for reading without an error. Then
                 # this statement, which changes nothing, fails.

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightir.addresses import resolve_model_folder
+from lightir.addresses import SPARSE_ENCODER, resolve_model_folder
 from lightir.contract import Contract, DenseHead, SparseHead
 from lightir.errors import InvalidInput
+from lightir.files import copy_folder
 from lightir.models.attention import SDPA
 from lightir.models.backbones import Backbone, first_layers
 from lightir.models.bags import count_terms, mix_rows, terms_present, token_means
@@ -33,7 +34,7 @@ from lightir.models.heads import (
     without_first_terms,
 )
 from lightir.models.masks import PromptCache, causal_mask, model_mask, prompt_cache, text_positions, token_states
-from lightir.models.model_folder import HeadArrays, read_parts, with_array_hashes, write_parts
+from lightir.models.model_folder import HeadArrays, read_parts, sparse_encoder, with_array_hashes, write_parts
 from lightir.models.pooling import Pooling, fit_standardization, pool, standardize
 from lightir.models.projection import StoredTerms
 from lightir.text import QueryPolicy, TextTokenizer
@@ -51,11 +52,18 @@ class LightRetriever(nn.Module):
     """A backbone with LightRetriever's heads, under one contract.
 
     The module holds the backbone's trunk (with its adapter) as a child. The heads are fixed arrays, except for a
-    trainable term bias that training may set.
+    trainable term bias that training may set. The sparse head can have an encoder of its own, which reads the same ids.
     """
 
-    def __init__(self, backbone: Backbone, contract: Contract, heads: HeadArrays | None = None) -> None:
-        """Join a backbone, a contract with its policies, and the arrays of its heads."""
+    def __init__(
+        self,
+        backbone: Backbone,
+        contract: Contract,
+        heads: HeadArrays | None = None,
+        *,
+        sparse_encoder: Backbone | None = None,
+    ) -> None:
+        """Join a backbone, a contract with its policies, the arrays of its heads, and the sparse head's own encoder."""
         super().__init__()
         if contract.attention == "echo" and contract.document.light:
             raise InvalidInput("light documents are encoded token by token: there is no text to repeat for an echo")
@@ -68,6 +76,8 @@ class LightRetriever(nn.Module):
         self.trunk = backbone.trunk
         self.contract = contract
         self.heads = heads or HeadArrays()
+        self.sparse_encoder = sparse_encoder
+        self.sparse_trunk = None if sparse_encoder is None else sparse_encoder.trunk
         self._unpacked: tuple[Tensor | None, Tensor] | None = None
 
     # ---- loading and saving
@@ -88,11 +98,15 @@ class LightRetriever(nn.Module):
             ContractMismatch: the backbone, adapter, tokenizer or head differs from the contract's.
             InvalidInput: a missing device.
         """
-        device = usable_device(device)
-        return cls(*read_parts(resolve_model_folder(address), dtype=dtype, merge=merge)).to(device)
+        device, folder = usable_device(device), resolve_model_folder(address)
+        backbone, contract, heads = read_parts(folder, dtype=dtype, merge=merge)
+        own = sparse_encoder(folder, contract, dtype=dtype)
+        return cls(backbone, contract, heads, sparse_encoder=own).to(device)
 
     def save(self, folder: Path) -> Contract:
         """Write a model folder; update the model's contract to the hashes of the saved arrays and return it."""
+        if self.sparse_encoder is not None:
+            copy_folder(self.sparse_encoder.files, folder / SPARSE_ENCODER)
         self.contract = write_parts(folder, self.backbone, self.contract, self.heads)
         return self.contract
 
@@ -103,6 +117,8 @@ class LightRetriever(nn.Module):
         self.heads = HeadArrays(**{name: value.to(device) for name, value in self.heads.arrays().items()})
         if (head := self.backbone.head) is not None:
             self.backbone = dataclasses.replace(self.backbone, head=head.to(device))
+        if (own := self.sparse_encoder) is not None and own.head is not None:
+            self.sparse_encoder = dataclasses.replace(own, head=own.head.to(device))
         if device.type == "cuda" and not getattr(self.backbone.model.config, "attn_logit_softcapping", None):
             self.backbone.model.set_attn_implementation(SDPA)
         return self
@@ -209,15 +225,23 @@ class LightRetriever(nn.Module):
         """Return (B, V) float32 weights of all terms, without top-k: Eq. 8 over the text's own positions.
 
         With `terms`, (n,) int64 term ids, the weights are (B, n), at n / V of the cost. `straight_through`: see
-        `activate`.
+        `activate`. A sparse head with an encoder of its own reads the batch itself, and ignores the states.
         """
+        states = self._sparse_states(states, batch)
         maxima = self._head.maxima(states, batch.own_mask, term_bias=self.heads.term_bias, terms=terms)
         maxima = without_first_terms(maxima, self._sparse.first_term, terms=terms)
         return activate(maxima, self._sparse.activation, straight_through=straight_through)
 
     def maxima(self, states: Tensor, batch: TextBatch) -> Tensor:
         """Return each term's largest logit over the text's own positions, without the calibrated bias: (B, V) fp32."""
-        return self._head.maxima(states, batch.own_mask)
+        return self._head.maxima(self._sparse_states(states, batch), batch.own_mask)
+
+    def _sparse_states(self, states: Tensor, batch: TextBatch) -> Tensor:
+        """Return the states that the sparse head gets: those of its own encoder, else the backbone's."""
+        if self.sparse_encoder is None:
+            return states
+        mask = batch.attention_mask
+        return self.sparse_encoder.states(batch.input_ids, mask.long(), position_ids=text_positions(mask))
 
     # ---- queries as single tokens
 
@@ -285,7 +309,12 @@ class LightRetriever(nn.Module):
             instruction: instruction in the prompt; None is the contract's.
             cache: `prompt_cache` of the same instruction.
             pad_to: n is padded to a multiple of this, so that compiled layers see few shapes.
+
+        Raises:
+            InvalidInput: the sparse head has an encoder of its own, which reads whole texts alone.
         """
+        if self.sparse_encoder is not None:
+            raise InvalidInput("the sparse head has an encoder of its own, so single tokens have no expansion")
         if self.contract.attention == "echo":
             return self.sparse_from(*self._encode_echoed(token_ids, instruction))
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
@@ -347,6 +376,8 @@ class LightRetriever(nn.Module):
         projection = None if self.contract.sparse is None else self.contract.sparse.projection
         if projection == "own":
             return self._own_head()
+        if self.sparse_encoder is not None and self.sparse_encoder.head is not None:
+            return self.sparse_encoder.head
         if projection == "embeddings":
             embeddings: Tensor = self.backbone.model.get_input_embeddings().weight  # type: ignore[assignment]
             weight, bias = self.heads.norm_weight, self.heads.norm_bias
@@ -452,6 +483,7 @@ class LightRetriever(nn.Module):
         own = terms_present(batch, self.backbone) if sparse.own_terms or sparse.lexical else None
         k = sparse.top_k + sparse.first_term if sparse.top_k else 0  # the terms left out may be the strongest ones
         stored = StoredTerms(k, floor, own)
+        states = self._sparse_states(states, batch)
         maxima = self._head.largest_maxima(states, batch.own_mask, term_bias=self.heads.term_bias, stored=stored)
         weights = activate(without_first_terms(maxima, sparse.first_term), sparse.activation)
         if sparse.lexical and own is not None:

@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lightir.addresses import OWN_WEIGHTS, base_address, stored_address
+from lightir.addresses import OWN_WEIGHTS, SPARSE_ENCODER, base_address, stored_address
 from lightir.contract import FILE_NAME, BackboneRecord, Contract, hash_arrays, refuse_external
 from lightir.errors import ContractMismatch, FormatError
 from lightir.models.adapters import load_adapter, merge_adapter, save_adapter, saved_adapter_hash
@@ -75,6 +75,23 @@ def read_parts(folder: Path, *, dtype: torch.dtype, merge: bool) -> tuple[Backbo
         backbone = load_adapter(backbone, folder / "adapter", trainable=not merge)
         backbone = merge_adapter(backbone) if merge else backbone
     return backbone, contract, stored_heads(folder, contract)
+
+
+def sparse_encoder(folder: Path, contract: Contract, *, dtype: torch.dtype) -> Backbone | None:
+    """Load the sparse head's own encoder from a model folder; None if the contract names none.
+
+    Raises:
+        ContractMismatch: it differs from the contract's, or reads the ids of another tokenizer.
+        FormatError: it has no masked-LM head.
+    """
+    if contract.sparse is None or not contract.sparse.encoder_hash:
+        return None
+    encoder = load_backbone(folder / SPARSE_ENCODER, dtype=dtype)
+    _require("sparse.encoder_hash", contract.sparse.encoder_hash, encoder.weights_hash, folder)
+    _require("backbone.tokenizer_hash", contract.backbone.tokenizer_hash, encoder.tokenizer.hash, folder)
+    if encoder.head is None:
+        raise FormatError(f"{folder / SPARSE_ENCODER} has no masked-LM head, which the sparse head is")
+    return encoder
 
 
 def write_parts(folder: Path, backbone: Backbone, contract: Contract, heads: HeadArrays) -> Contract:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,48 @@ class BertFiles:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class MaskedHead:
+    """The masked-LM head of BERT: a layer with an activation, a norm, and the projection to the vocabulary.
+
+    Attributes:
+        weight: (H, H) float32 weight of the layer, of which each row is an output.
+        weight_bias: (H,) float32 bias of the layer.
+        norm: (H,) weight and bias of the norm.
+        projection: (V, H) float32 row of each term.
+        bias: (V,) float32 bias of each term.
+    """
+
+    weight: Floats
+    weight_bias: Floats
+    norm: tuple[Floats, Floats]
+    projection: Floats
+    bias: Floats
+
+    @classmethod
+    def read(cls, folder: Path, address: str) -> MaskedHead:
+        """Read the head of a folder with safetensors.
+
+        Raises:
+            NotFound: a file is missing.
+            FormatError: a file is damaged, or it holds no masked-LM head of BERT.
+        """
+        weights = _read_weights(folder, address, (HEAD, "embeddings.word_embeddings."))
+        layer, norm = f"{HEAD}transform.dense", f"{HEAD}transform.LayerNorm"
+        own = f"{HEAD}decoder.weight"
+        return cls(
+            weights[f"{layer}.weight"],
+            weights[f"{layer}.bias"],
+            (weights[f"{norm}.weight"], weights[f"{norm}.bias"]),
+            weights[own if own in weights else "embeddings.word_embeddings.weight"],
+            weights[f"{HEAD}bias"],
+        )
+
+
 ENDS = ("weight", "bias")
+HEAD = "cls.predictions."
+STARTS = ("embeddings.", "encoder.layer.", "transformer.layer.")
+"""Beginnings of the names of an encoder's tensors, behind its model's prefix."""
 
 
 class _Weights(dict[str, Floats]):
@@ -156,8 +198,8 @@ class _Weights(dict[str, Floats]):
         raise FormatError(f"the weights of {self._address} lack {name}: the files are of another model, or damaged")
 
 
-def _read_weights(folder: Path, address: str) -> _Weights:
-    """Read the encoder's tensors as float32, named from "embeddings" or the layers on."""
+def _read_weights(folder: Path, address: str, starts: Sequence[str] = STARTS) -> _Weights:
+    """Read tensors as float32, named from one of `starts` on: "embeddings" or the layers of an encoder."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise NotFound(f"{folder} holds no *.safetensors; other weights need torch: pip install 'lightir[train]'")
@@ -166,17 +208,22 @@ def _read_weights(folder: Path, address: str) -> _Weights:
         try:
             with safe_open(path, framework="numpy") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - not a dict
-                    if (start := _start(name)) is not None:
-                        weights[name[start:]] = np.asarray(tensors.get_tensor(name), dtype=np.float32)
+                    if (start := _start(name, starts)) is not None:
+                        weights[_present_name(name[start:])] = np.asarray(tensors.get_tensor(name), dtype=np.float32)
         except (SafetensorError, TypeError) as error:  # the latter for bfloat16, which numpy lacks
             raise FormatError(f"{path} cannot be read without torch: {error}") from error
     return weights
 
 
-def _start(name: str) -> int | None:
-    """Return where a tensor's name starts behind the model's prefix ("bert."); None for heads and poolers."""
-    starts = [name.find(part) for part in ("embeddings.", "encoder.layer.", "transformer.layer.")]
-    start = min((start for start in starts if start >= 0), default=None)
+def _present_name(name: str) -> str:
+    """Return the present name of a tensor; norms of the first BERT models have "gamma" and "beta"."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def _start(name: str, starts: Sequence[str]) -> int | None:
+    """Return where a tensor's name starts behind the model's prefix ("bert."); None for the others."""
+    offsets = [name.find(part) for part in starts]
+    start = min((offset for offset in offsets if offset >= 0), default=None)
     return start if start is not None and "embeddings_project" not in name else None
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from lightir.runtime.bert_files import BertFiles
+from lightir.runtime.bert_files import BertFiles, MaskedHead
 from lightir.runtime.onnx_messages import CONTRIB, OnnxGraph
 from lightir.vectors import Floats
 
-IDS, LENGTHS, STATES = "input_ids", "lengths", "states"
-"""Inputs: (B, T) int32 term ids, padded on the right, and (B,) int32 lengths. Output: (B, T, H) float32 last states."""
+IDS, LENGTHS, STATES, FEATURES = "input_ids", "lengths", "states", "features"
+"""Inputs: (B, T) int32 term ids, padded on the right, and (B,) int32 lengths. Output: (B, T, H) float32 last states, or
+the features that a masked-LM head projects to the vocabulary."""
 
 INT8_MAX = 127
 ALWAYS_FLOAT = "narrow"
@@ -18,13 +19,14 @@ ALWAYS_FLOAT = "narrow"
 all costs more than half of the whole loss."""
 
 
-def bert_graph(files: BertFiles, *, int8: bool = False) -> bytes:
-    """Return the ONNX model of an encoder from ids to last states.
+def bert_graph(files: BertFiles, *, int8: bool = False, head: MaskedHead | None = None) -> bytes:
+    """Return the ONNX model of an encoder from ids to last states, or to the features of a masked-LM head.
 
     Args:
         files: settings and weights.
         int8: whether the layers multiply 8-bit integers, except in ALWAYS_FLOAT: weights with one scale per output,
             activations with one per batch, chosen when it runs. So a text's vector depends slightly on its batch.
+        head: masked-LM head, whose features are the output; None for the states.
     """
     graph = OnnxGraph()
     hidden = files.words.shape[1]
@@ -46,8 +48,29 @@ def bert_graph(files: BertFiles, *, int8: bool = False) -> bytes:
     for number, layer in enumerate(files.layers):
         name = STATES if number == files.n_layers - 1 else f"{number}.states"
         states = _Layer(graph, files, layer, f"{number}.", int8).append(states, name)
+    if head is not None:
+        states = _append_features(graph, files, head, states)
     graph.output(states, np.float32, ["batch", "positions", hidden])
     return graph.model("encoder")
+
+
+def _append_features(graph: OnnxGraph, files: BertFiles, head: MaskedHead, states: str) -> str:
+    """Add the layers of a masked-LM head in front of its projection; return the name of the features."""
+    product = graph.node("MatMul", [states, graph.constant("head.weight", head.weight.T)], "head.product")
+    activated = _append_activation(
+        graph, files.activation, product, graph.constant("head.bias", head.weight_bias), "head"
+    )
+    weight, bias = graph.constant("head.norm.weight", head.norm[0]), graph.constant("head.norm.bias", head.norm[1])
+    return graph.node("LayerNormalization", [activated, weight, bias], FEATURES, epsilon=files.epsilon)
+
+
+def _append_activation(graph: OnnxGraph, activation: str, states: str, bias: str, prefix: str) -> str:
+    """Add a bias and the activation; return the name of the result."""
+    output = f"{prefix}activated"
+    if activation == "relu":
+        return graph.node("Relu", [graph.node("Add", [states, bias], f"{output}.in")], output)
+    operator = "BiasGelu" if activation == "gelu" else "FastGelu"  # exact, or by tanh
+    return graph.node(operator, [states, bias], output, domain=CONTRIB)
 
 
 class _Layer:
@@ -90,11 +113,8 @@ class _Layer:
         return self._graph.node("DynamicQuantizeMatMul", inputs, output, domain=CONTRIB)
 
     def _activation(self, states: str) -> str:
-        bias, output = self._constant("wide.bias", self._weights["wide.bias"]), f"{self._prefix}activated"
-        if self._files.activation == "relu":
-            return self._graph.node("Relu", [self._graph.node("Add", [states, bias], f"{output}.in")], output)
-        operator = "BiasGelu" if self._files.activation == "gelu" else "FastGelu"  # exact, or by tanh
-        return self._graph.node(operator, [states, bias], output, domain=CONTRIB)
+        bias = self._constant("wide.bias", self._weights["wide.bias"])
+        return _append_activation(self._graph, self._files.activation, states, bias, self._prefix)
 
     def _add_and_norm(self, states: str, skip: str, biased: str, norm: str, output: str) -> str:
         names = [f"{norm}.weight", f"{norm}.bias", f"{biased}.bias"]

@@ -67,7 +67,10 @@ def needs_torch(contract: Contract) -> str:
     record = contract.backbone
     if record.kind != "encoder":
         return f"{record.address} is a causal language model"
-    if contract.sparse is not None or contract.dense is None:
+    sparse = contract.sparse
+    if contract.dense is None or (
+        sparse is not None and (not sparse.encoder_hash or sparse.bias_hash or sparse.lexical)
+    ):
         return f"the model over {record.address} has learned sparse vectors"
     if contract.document.light:
         return f"the model over {record.address} encodes documents token by token"

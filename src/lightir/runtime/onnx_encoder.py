@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,20 +13,19 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from lightir.addresses import SPARSE_ENCODER
 from lightir.contract import Contract, DenseHead, hash_arrays
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
-from lightir.provenance import usable_cores
 from lightir.runtime.backbone_files import backbone_path, weights_hash
-from lightir.runtime.bert_files import BertFiles
-from lightir.runtime.bert_graph import IDS, LENGTHS, STATES, bert_graph
+from lightir.runtime.bert_files import BertFiles, MaskedHead
+from lightir.runtime.bert_graph import STATES, bert_graph
 from lightir.runtime.encode_options import EncodeOptions
 from lightir.runtime.frames import Framed, Framing
+from lightir.runtime.onnx_session import OnnxSession
+from lightir.runtime.onnx_sparse import OnnxSparseHead
 from lightir.text import TextTokenizer
 from lightir.types import Document
 from lightir.vectors import Floats, SparseVectors
-
-ERRORS_ONLY = 3
-"""Level of ONNX Runtime's log."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +40,13 @@ class OnnxEncoder:
     """A dense model over an encoder of the BERT family, as a `lightir.runtime.document_model.DocumentModel`."""
 
     def __init__(
-        self, files: BertFiles, contract: Contract, standardization: Standardization, *, int8: bool = False
+        self,
+        files: BertFiles,
+        contract: Contract,
+        standardization: Standardization,
+        *,
+        sparse: OnnxSparseHead | None = None,
+        int8: bool = False,
     ) -> None:
         """Build the graph and start a session on all cores of the process.
 
@@ -50,21 +54,14 @@ class OnnxEncoder:
             files: settings, weights and tokenizer of the encoder.
             contract: contract with a dense head.
             standardization: standardization of the dense head.
+            sparse: sparse head, if the contract has one.
             int8: whether the layers multiply 8-bit integers, see `bert_graph`.
         """
-        import onnxruntime
-
         assert contract.dense is not None
         self.contract = contract
         self._files, self._dense, self._standardization = files, contract.dense, standardization
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = n_threads()
-        options.inter_op_num_threads = 1
-        options.log_severity_level = ERRORS_ONLY
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads leave the cores free
-        self._session = onnxruntime.InferenceSession(
-            bert_graph(files, int8=int8), options, providers=["CPUExecutionProvider"]
-        )
+        self._sparse = sparse
+        self._session = OnnxSession(bert_graph(files, int8=int8), STATES)
 
     @classmethod
     def load(cls, folder: Path, options: EncodeOptions) -> OnnxEncoder:
@@ -86,8 +83,9 @@ class OnnxEncoder:
         _require("backbone.weights_hash", record.weights_hash, weights_hash(encoder), folder)
         files = BertFiles.read(encoder, record.address)
         _require("backbone.tokenizer_hash", record.tokenizer_hash, files.tokenizer.hash, folder)
-        heads = _standardization(folder, contract)
-        return cls(files, contract, heads, int8=options.quantize == "int8-dynamic")
+        int8 = options.quantize == "int8-dynamic"
+        heads, sparse = _standardization(folder, contract), _sparse_head(folder, contract, int8=int8)
+        return cls(files, contract, heads, sparse=sparse, int8=int8)
 
     @property
     def runtime(self) -> Literal["onnx"]:
@@ -124,15 +122,11 @@ class OnnxEncoder:
         return Framing(self._files, self.contract).documents(documents)
 
     def encode_framed(self, framed: Sequence[Framed]) -> tuple[Floats | None, SparseVectors | None]:
-        """Return the dense vectors of framed documents, (n, dim) float32, as the similarity compares them."""
-        lengths = np.array([len(ids) for ids, _, _ in framed], dtype=np.int32)
-        padded = np.full((len(framed), max(lengths.max(initial=0), 1)), self._files.eos_id, dtype=np.int32)
-        for row, (ids, _, _) in enumerate(framed):
-            padded[row, : len(ids)] = ids
-        (states,) = self._session.run([STATES], {IDS: padded, LENGTHS: lengths})
+        """Return the stored vectors of framed documents: (n, dim) float32, quantized impacts; None without."""
+        states = self._session.run([ids for ids, _, _ in framed], padding=self._files.eos_id)
         spans = [pooled_span(text, self._dense, self.contract.document.ends) for text in framed]
         pooled = np.stack([states[row, a:b].mean(axis=0) for row, (a, b) in enumerate(spans)])
-        return self._comparable(pooled), None
+        return self._comparable(pooled), None if self._sparse is None else self._sparse.encode(framed)
 
     def _comparable(self, pooled: Floats) -> Floats:
         mean, deviation = self._standardization.mean, self._standardization.deviation
@@ -161,14 +155,6 @@ def pooled_span(framed: Framed, head: DenseHead, ends: int) -> tuple[int, int]:
     return spans[head.pooling]
 
 
-def n_threads() -> int:
-    """Return the number of threads of a session: OMP_NUM_THREADS, as for torch, else the cores that it may use."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted):
-        return int(wanted)
-    return usable_cores()
-
-
 def _require_supported(options: EncodeOptions) -> None:
     if options.device not in ("auto", "cpu"):
         raise InvalidInput(f"the runtime 'onnx' runs on the CPU, not on device {options.device!r}; use --runtime torch")
@@ -190,6 +176,17 @@ def _standardization(folder: Path, contract: Contract) -> Standardization:
     assert contract.dense is not None
     _require("dense.standardized", contract.dense.standardized, hash_arrays(*both) if both else "", folder)
     return heads
+
+
+def _sparse_head(folder: Path, contract: Contract, *, int8: bool) -> OnnxSparseHead | None:
+    """Read the sparse head's own encoder; None without a sparse head."""
+    if contract.sparse is None:
+        return None
+    encoder = folder / SPARSE_ENCODER
+    _require("sparse.encoder_hash", contract.sparse.encoder_hash, weights_hash(encoder), folder)
+    files = BertFiles.read(encoder, str(encoder))
+    _require("backbone.tokenizer_hash", contract.backbone.tokenizer_hash, files.tokenizer.hash, folder)
+    return OnnxSparseHead(files, MaskedHead.read(encoder, str(encoder)), contract.sparse, int8=int8)
 
 
 def _require(name: str, expected: str, actual: str, folder: Path) -> None:

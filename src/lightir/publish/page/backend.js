@@ -178,8 +178,9 @@ export class PublishedBackend {
   }
 
   async #hit({ document, score, branches }, wanted, analyzer, records) {
-    const { text, isCut, document_title, ...record } = await records.record(document);
-    const shown = snippet(text, wanted, analyzer, isCut);
+    const stored = await records.record(document);
+    const shown = snippet(stored, wanted, analyzer);
+    const { text, isCut, cut, document_title, ...record } = stored;
     return { ...record, score, branches, pending: false, ...shown, terms: [] };
   }
 }

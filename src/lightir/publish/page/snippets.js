@@ -7,15 +7,15 @@ const LONGEST_ENDING = 4;
 /**
  * Return the best passage of a text and the places of the query's words in it, in code points.
  *
- * @param {string} text text, or its beginning.
+ * @param {object} record record with the `text`, or its beginning, and `isCut`: whether the text goes on. It keeps its words.
  * @param {Set<string>} wanted terms of the query.
  * @param {object} analyzer analyzer of the publication.
- * @param {boolean} isCut whether the text goes on.
  */
-export function snippet(text, wanted, analyzer, isCut) {
-  const plain = text.trim().split(/\s+/).join(" ");
-  const points = Array.from(plain);
-  const matches = inPoints(plain, points, occurrences(plain, wanted, analyzer));
+export function snippet(record, wanted, analyzer) {
+  const { isCut } = record;
+  record.cut ??= cut(record.text, analyzer); // the same documents are shown again and again while a person types
+  const { plain, points, words } = record.cut;
+  const matches = inPoints(plain, points, occurrences(words, wanted, analyzer));
   const [start, end] = points.length <= LENGTH ? [0, points.length] : passage(points, matches);
   const before = start ? "…" : "";
   const after = end < points.length || isCut ? "…" : "";
@@ -25,11 +25,16 @@ export function snippet(text, wanted, analyzer, isCut) {
   return { snippet: before + points.slice(start, end).join("") + after, highlights };
 }
 
-/** Return the spans of a text that have any of the wanted terms, in text order. */
-function occurrences(text, wanted, analyzer) {
+function cut(text, analyzer) {
+  const plain = text.trim().split(/\s+/).join(" ");
+  return { plain, points: Array.from(plain), words: analyzer.cut(plain) };
+}
+
+/** Return the spans of the words of a text that have any of the wanted terms, in text order. */
+function occurrences(words, wanted, analyzer) {
   if (!wanted.size) return [];
   const found = [];
-  for (const { word, start, end } of analyzer.cut(text)) {
+  for (const { word, start, end } of words) {
     if (analyzer.isUnspaced(word)) found.push(...pairsIn(word, start, wanted));
     else {
       const terms = termsIn(word.toLowerCase(), wanted, analyzer);
@@ -93,11 +98,17 @@ function passage(points, matches) {
 
 /** Return the start of the first window with the most different terms; 0 without matches. */
 function bestStart(matches, length) {
-  let [most, start] = [0, 0];
+  let [most, start, end] = [0, 0, 0];
+  const counts = new Map(); // of the terms in the window
   matches.forEach((first, i) => {
-    const inside = matches.slice(i).filter((match, j) => j === 0 || match.end <= first.start + length);
-    const different = new Set(inside.flatMap(({ terms }) => terms)).size;
-    if (different > most) [most, start] = [different, first.start];
+    for (; end < matches.length && (end <= i || matches[end].end <= first.start + length); end += 1) {
+      for (const term of matches[end].terms) counts.set(term, (counts.get(term) ?? 0) + 1);
+    }
+    if (counts.size > most) [most, start] = [counts.size, first.start];
+    for (const term of first.terms) {
+      if (counts.get(term) === 1) counts.delete(term);
+      else counts.set(term, counts.get(term) - 1);
+    }
   });
   return start;
 }

@@ -1,0 +1,59 @@
+"""Sessions of ONNX Runtime over batches of term ids."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from lightir.provenance import usable_cores
+from lightir.runtime.bert_graph import IDS, LENGTHS
+from lightir.vectors import Floats
+
+ERRORS_ONLY = 3
+"""Level of ONNX Runtime's log."""
+
+
+class OnnxSession:
+    """A graph from ids to one array, on all cores of the process."""
+
+    def __init__(self, graph: bytes, output: str) -> None:
+        """Start a session.
+
+        Args:
+            graph: ONNX model with the inputs of `lightir.runtime.bert_graph`.
+            output: name of the array to return.
+        """
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = n_threads()
+        options.inter_op_num_threads = 1
+        options.log_severity_level = ERRORS_ONLY
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads leave the cores free
+        self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._output = output
+
+    def run(self, texts: Sequence[Sequence[int]], *, padding: int) -> Floats:
+        """Return the output for texts of term ids, (B, T, H) float32; T is the length of the longest one.
+
+        Args:
+            texts: term ids of each text.
+            padding: id that fills shorter texts, which the graph ignores.
+        """
+        lengths = np.array([len(ids) for ids in texts], dtype=np.int32)
+        padded = np.full((len(texts), max(lengths.max(initial=0), 1)), padding, dtype=np.int32)
+        for row, ids in enumerate(texts):
+            padded[row, : len(ids)] = ids
+        (states,) = self._session.run([self._output], {IDS: padded, LENGTHS: lengths})
+        result: Floats = states
+        return result
+
+
+def n_threads() -> int:
+    """Return the number of threads of a session: OMP_NUM_THREADS, as for torch, else the cores that it may use."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted):
+        return int(wanted)
+    return usable_cores()
