@@ -7,7 +7,7 @@ ones rather. Dense vectors: 2,000 clusters with a falling spectrum. All is made 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,12 +128,19 @@ def bags(documents: Documents, n: int, size: int = 768) -> list[Query]:
 
 def make_documents(n_docs: int, *, seed: int) -> Documents:
     """Make the documents that the module describes; the same seed gives the same documents."""
+    batches = list(document_batches(n_docs, seed=seed))
+    lengths = [np.zeros(1, np.int64), *(np.diff(batch.indptr) for batch in batches)]
+    term_ids, weights = zip(*((batch.term_ids, batch.weights) for batch in batches), strict=True)
+    return Documents(np.cumsum(np.concatenate(lengths)), np.concatenate(term_ids), np.concatenate(weights), VOCAB_SIZE)
+
+
+def document_batches(n_docs: int, *, seed: int) -> Iterator[Documents]:
+    """Yield the same documents, BATCH at a time."""
     rng = np.random.default_rng(seed)
     popularity = 1 / (np.arange(VOCAB_SIZE) + 50.0) ** 0.95
     term_of_rank = rng.permutation(VOCAB_SIZE).astype(np.int64)
     anywhere = _quantiles(popularity)
     topics = _quantiles(popularity**0.6)[rng.integers(0, 1 << 20, (N_TOPICS, TOPIC_TERMS))]
-    lengths, term_ids, impacts = [np.zeros(1, np.int64)], [], []
     for first in range(0, n_docs, BATCH):
         n = min(BATCH, n_docs - first)
         drawn = np.exp(rng.normal(np.log(136) - 0.125, 0.5, n)).clip(16, 700).astype(np.int64)
@@ -147,12 +154,11 @@ def make_documents(n_docs: int, *, seed: int) -> Documents:
             ranks[chosen] = topics[topic[doc[chosen]], rank[chosen]]
         keys = np.sort(doc << 16 | term_of_rank[ranks])
         keys = keys[np.diff(keys, prepend=-1) != 0]
-        lengths.append(np.bincount(keys >> 16, minlength=n))
-        term_ids.append((keys & 0xFFFF).astype(np.uint32))
+        lengths = np.bincount(keys >> 16, minlength=n)
         weights = np.log1p(rng.standard_gamma(1.2, len(keys), dtype=np.float32))
-        impacts.append(np.rint(weights * (255 / LARGEST_WEIGHT)).clip(1, 255).astype(np.uint8))
-    indptr = np.cumsum(np.concatenate(lengths))
-    return Documents(indptr, np.concatenate(term_ids), np.concatenate(impacts), VOCAB_SIZE)
+        impacts = np.rint(weights * (255 / LARGEST_WEIGHT)).clip(1, 255).astype(np.uint8)
+        indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        yield Documents(indptr, (keys & 0xFFFF).astype(np.uint32), impacts, VOCAB_SIZE)
 
 
 def draw_queries(
@@ -176,16 +182,33 @@ def draw_queries(
 def dense_task(n: int, dim: int, n_queries: int, *, seed: int) -> DenseTask:
     """Vectors around 2,000 centers, and queries near some of them."""
     rng = np.random.default_rng(seed)
-    spectrum = (1 / np.arange(1, dim + 1) ** 0.4).astype(np.float32)
-    centers = rng.standard_normal((2000, dim), dtype=np.float32) * spectrum
     vectors = np.empty((n, dim), np.float32)
+    for i, batch in enumerate(vector_batches(rng, n, dim)):
+        vectors[i * BATCH : i * BATCH + len(batch)] = batch
+    return DenseTask(vectors, near(rng, vectors, n_queries))
+
+
+def vector_batches(rng: np.random.Generator, n: int, dim: int) -> Iterator[Floats]:
+    """Yield n vectors around 2,000 centers, BATCH at a time."""
+    spectrum = _spectrum(dim)
+    centers = rng.standard_normal((2000, dim), dtype=np.float32) * spectrum
     for first in range(0, n, BATCH):
         rows = centers[rng.integers(0, 2000, min(BATCH, n - first))]
         rows += 0.8 * rng.standard_normal(rows.shape, dtype=np.float32) * spectrum
-        vectors[first : first + BATCH] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        yield rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def near(rng: np.random.Generator, vectors: Floats, n_queries: int) -> Floats:
+    """Draw vectors and return queries near them."""
+    n, dim = vectors.shape
+    spectrum = _spectrum(dim)
     noise = 0.6 * rng.standard_normal((n_queries, dim), dtype=np.float32) * spectrum / np.linalg.norm(spectrum)
     queries = vectors[rng.integers(0, n, n_queries)] + noise
-    return DenseTask(vectors, (queries / np.linalg.norm(queries, axis=1, keepdims=True)).astype(np.float32))
+    return (queries / np.linalg.norm(queries, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _spectrum(dim: int) -> Floats:
+    return (1 / np.arange(1, dim + 1) ** 0.4).astype(np.float32)
 
 
 def text_queries(

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "bind_expansions.hpp"
 #include "bind_query.hpp"
 #include "bind_search.hpp"
+#include "codes.hpp"
 #include "dense.hpp"
 #include "dispatch.hpp"
 #include "errors.hpp"
@@ -97,9 +99,9 @@ nb::tuple bind_sparse_top_k(nb::tuple postings, size_t vocab_size, size_t n_docs
 }
 
 nb::tuple bind_dense_top_k(nb::handle rows, nb::handle scales, nb::handle queries, size_t k, size_t n_threads,
-                           nb::handle allowed, nb::handle given_copies) {
+                           nb::handle allowed, nb::handle copies, nb::handle codes) {
     const Rows matrix(rows, scales, "rows");
-    const CopiesOf bytes(given_copies, matrix.matrix);
+    const SketchesOf smaller(copies, codes, matrix.matrix);
     const Array vectors(queries, "queries", 2);
     const Span<float> values = vectors.span<float>();
     matrix.check_dim(vectors.size(1));
@@ -108,9 +110,30 @@ nb::tuple bind_dense_top_k(nb::handle rows, nb::handle scales, nb::handle querie
     {
         nb::gil_scoped_release released;
         hits = dense_top_k(matrix.matrix, values.data, vectors.size(0), vectors.size(1), k, n_threads, filter.bitmap,
-                           bytes.copies);
+                           smaller.sketches);
     }
     return to_numpy(hits);
+}
+
+nb::tuple bind_code_rows(nb::handle rows, nb::handle scales, nb::handle center, nb::handle columns) {
+    const Rows given(rows, scales, "rows");
+    const Matrix& matrix = given.matrix;
+    const Array middle(center, "center", 1), spreads(columns, "columns", 1);
+    const Span<float> centers = middle.span<float>(), factors = spreads.span<float>();
+    same_length("columns of rows and center", matrix.width, centers.size);
+    same_length("columns of rows and scales of columns", matrix.width, factors.size);
+    const size_t n_columns = (matrix.width + codes_a_byte - 1) / codes_a_byte;
+    const size_t n_blocks = (matrix.n_rows + coded_block - 1) / coded_block;
+    const nb::object blocks = new_array<uint8_t, 4>({n_blocks, 2, n_columns, coded_block});
+    const nb::object row_scales = new_array<float, 2>({2, matrix.n_rows}), errors = new_array<float, 2>({2, matrix.n_rows});
+    uint8_t* bytes = static_cast<uint8_t*>(array_data(blocks));
+    float *scales_out = static_cast<float*>(array_data(row_scales)), *errors_out = static_cast<float*>(array_data(errors));
+    {
+        nb::gil_scoped_release released;
+        std::fill(bytes, bytes + n_blocks * 2 * n_columns * coded_block, uint8_t{0});
+        code_rows(matrix, centers.data, factors.data, bytes, scales_out, errors_out);
+    }
+    return nb::make_tuple(blocks, row_scales, errors);
 }
 
 nb::object bind_dense_pair_scores(nb::handle rows, nb::handle scales, nb::handle doc_ords, nb::handle query) {
@@ -162,7 +185,8 @@ NB_MODULE(_native, m) {
     m.def("sparse_top_k", &bind_sparse_top_k, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg(), nb::arg(), nb::arg().none());
     m.def("dense_top_k", &bind_dense_top_k, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
-          nb::arg().none(), nb::arg().none());
+          nb::arg().none(), nb::arg().none(), nb::arg().none());
+    m.def("code_rows", &bind_code_rows, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     m.def("check_graph", &bind_check_graph);
     bind_search(m);

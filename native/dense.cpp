@@ -16,7 +16,13 @@ constexpr size_t tile = 256;         // rows scored at a time; all queries of a 
 constexpr size_t queries_group = 16;
 // Copies save time only if at most one row in rows_a_hit is returned: a returned row is read twice.
 constexpr size_t rows_a_hit = 200;
+constexpr size_t coded_rows_a_hit = 1000;  // the same for codes, whose bounds are wider
 constexpr size_t rows_ahead = 4, fetched_bytes = 1024;  // prefetch distance and size for rows scored after their copies
+// If more than one in `passing` of `tried` rows passes its code, which costs more than it saves, the next rows are scanned
+// without codes: at first as many, then twice as many each time.
+constexpr size_t passing = 4, tried = 1024, most_rested = 65536;
+static_assert(tile % coded_block == 0, "tiles start at blocks of codes");
+constexpr size_t most_waiting = 32;  // rows that passed and are scored together, when they have arrived in a cache
 
 void check_finite(const float* queries, size_t n_queries, size_t dim) {
     for (size_t i = 0; i < n_queries * dim; ++i) {
@@ -77,8 +83,8 @@ public:
     // the scores of the original rows (Cauchy-Schwarz inequality).
     size_t rows_above(const Matrix& rows, const float* errors, size_t first, size_t n, float threshold,
                       uint32_t* positions) const {
-        const CoarseQuery query{values_.data(), high_.data(), low_.data(), high_lanes_, low_lanes_,
-                                dim_,           step_,        slack_,      length_};
+        const CoarseQuery query{values_.data(), high_.data(), low_.data(),           high_lanes_,
+                                low_lanes_,     dim_,         {step_, slack_, length_}};
         const CoarseRows span{rows.row(first), rows.row_bytes(), rows.scales + first,
                               errors == nullptr ? nullptr : errors + first};
         return level().coarse_above(span, n, query, threshold, positions);
@@ -92,18 +98,140 @@ private:
     size_t dim_ = 0;
 };
 
-// Collects the best rows for one query, tile by tile. int8 rows and copies are bounded first, and only rows with a bound
-// above the threshold are scored, which does not change the result.
+// Upper bounds of rows' scores from their codes. Each half of a byte has a table of what its two codes add, rounded up to
+// multiples of a step. Columns whose numbers are small share a small step. The upper and lower two bits have the same tables.
+class Coded {
+public:
+    Coded() = default;
+
+    // Stays unusable at a level that reads no codes, and for a query like those of Coarse.
+    Coded(const Codes& codes, size_t n_rows, const float* query, size_t dim)
+        : codes_(codes), n_rows_(n_rows), weights_(codes_a_byte * codes.n_columns) {
+        float most = 0.0f;
+        double squares = 0.0, widest = 0.0;
+        for (size_t j = 0; j < dim; ++j) {
+            const double value = query[j];
+            weights_[j] = value * codes.columns[j];
+            widest = std::max(widest, std::fabs(weights_[j]));
+            most = std::max(most, std::fabs(query[j]));
+            center_ += value * codes.center[j];
+            squares += value * value;
+        }
+        const bool measurable = most > 1e-25f && most < 1e25f && widest > 1e-30 && widest < 1e30;
+        if (level().codes_above == nullptr || dim > widest_coarse || !measurable) return;
+        order_columns();
+        double base = 0.0;
+        for (size_t j = 0; j < codes.n_columns; ++j) base -= reach(2 * j) + reach(2 * j + 1);
+        base_ = static_cast<float>(base);
+        slack_ = static_cast<float>(-base * 2e-6);  // roundings of products and bounds
+        length_ = static_cast<float>(std::sqrt(squares) * 1.001);
+    }
+
+    bool usable() const { return !tables_.empty(); }
+
+    // Like Coarse::rows_above; `first` is a multiple of coded_block.
+    size_t rows_above(size_t first, size_t n, float threshold, uint32_t* positions) const {
+        const CodedQuery query{columns_.data(), tables_.data(), groups_.data(), groups_.size(),
+                               base_,           {1.0f, slack_, length_}};
+        const float *scales = codes_.scales + first, *errors = codes_.errors + first;
+        const CodedRows span{codes_.data + first * 2 * codes_.n_columns, codes_.n_columns,  scales, errors,
+                             scales + n_rows_,                           errors + n_rows_};
+        const double rest = static_cast<double>(threshold) - center_;
+        return level().codes_above(span, n, query, just_below(static_cast<float>(rest)), positions);
+    }
+
+private:
+    static constexpr size_t most_groups = 4;
+
+    // The weights of the two codes of a half byte; halves 2 j and 2 j + 1 are those of column j.
+    double first_of(size_t half) const { return weights_[half / 2 + half % 2 * 2 * codes_.n_columns]; }
+    double second_of(size_t half) const { return weights_[half / 2 + (half % 2 * 2 + 1) * codes_.n_columns]; }
+    // The largest magnitude of what a half byte adds.
+    double reach(size_t half) const { return 3.0 * (std::fabs(first_of(half)) + std::fabs(second_of(half))); }
+    double larger_reach(size_t column) const { return std::max(reach(2 * column), reach(2 * column + 1)); }
+
+    // Sorts the columns by what they can add and makes groups, in which it differs at most by a factor of 2 but in the last.
+    void order_columns() {
+        for (size_t j = 0; j < codes_.n_columns; ++j) columns_.push_back(static_cast<uint16_t>(j));
+        std::stable_sort(columns_.begin(), columns_.end(),
+                         [this](uint16_t a, uint16_t b) { return larger_reach(a) > larger_reach(b); });
+        tables_.resize(32 * columns_.size());
+        const double limit = static_cast<double>(std::min<size_t>(127, 65535 / (2 * columns_.size())));
+        for (size_t first = 0; first < columns_.size(); first = groups_.back().end) {
+            const double widest = std::max(2.0 * larger_reach(columns_[first]), 1e-30);
+            const auto is_like_first = [&](uint16_t column) { return 2.0 * larger_reach(column) >= widest / 2; };
+            const auto begin = columns_.begin() + static_cast<std::ptrdiff_t>(first);
+            const auto end = groups_.size() + 1 == most_groups ? columns_.end()
+                                                               : std::partition_point(begin, columns_.end(), is_like_first);
+            std::sort(begin, end);  // the order in memory
+            groups_.push_back({static_cast<size_t>(end - columns_.begin()), static_cast<float>(widest / limit * 1.000001)});
+            for (size_t i = first; i < groups_.back().end; ++i) {
+                fill(2 * i, 2 * columns_[i], groups_.back().step);
+                fill(2 * i + 1, 2 * columns_[i] + 1, groups_.back().step);
+            }
+        }
+    }
+
+    void fill(size_t table, size_t half, float step) {
+        for (int code = 0; code < 16; ++code) {
+            const double value = first_of(half) * (2 * (code % 4) - 3) + second_of(half) * (2 * (code / 4) - 3);
+            tables_[16 * table + static_cast<size_t>(code)] = static_cast<uint8_t>(std::ceil((value + reach(half)) / step));
+        }
+    }
+
+    Codes codes_;
+    size_t n_rows_ = 0;
+    std::vector<double> weights_;  // of the columns of rows
+    std::vector<uint16_t> columns_;
+    std::vector<uint8_t> tables_;
+    std::vector<CodedGroup> groups_;
+    float base_ = 0.0f, slack_ = 0.0f, length_ = 0.0f;
+    double center_ = 0.0;  // product of the query and the center
+};
+
+// Decides whether codes are read, by how many rows passed them. The first rows are scanned without codes, since they all
+// would pass.
+class Trial {
+public:
+    // Whether to read the codes of the next n rows.
+    bool pays(size_t n) {
+        const bool pays = resting_ == 0;
+        resting_ -= std::min(resting_, n);
+        return pays;
+    }
+
+    void passed(size_t n_found, size_t n) {
+        n_found_ += n_found;
+        n_rows_ += n;
+        if (n_rows_ < tried) return;
+        const bool failed = n_found_ * passing > n_rows_;
+        if (failed) resting_ = next_;
+        next_ = failed ? std::min(2 * next_, most_rested) : tried;
+        n_found_ = n_rows_ = 0;
+    }
+
+private:
+    size_t resting_ = tried, next_ = tried, n_found_ = 0, n_rows_ = 0;
+};
+
+// Collects the best rows for one query, tile by tile. Codes, int8 rows and copies are bounded first, and only rows with a
+// bound above the threshold are scored, which does not change the result.
 class Scan {
 public:
     // lowest: exclusive lower limit of the scores; NaN for none.
-    Scan(const Matrix& rows, const Copies& copies, const float* query, size_t dim, size_t k, float lowest)
-        : rows_(rows), bytes_(copies.rows.data == nullptr ? rows : copies.rows), errors_(copies.errors), query_(query),
-          dim_(dim), best_(k, lowest) {
+    Scan(const Matrix& rows, const Sketches& sketches, const float* query, size_t dim, size_t k, float lowest)
+        : rows_(rows), bytes_(sketches.copies.rows.data == nullptr ? rows : sketches.copies.rows),
+          errors_(sketches.copies.errors), query_(query), dim_(dim), spare_(32 + k / 4), best_(k, lowest) {
         if (bytes_.element == Element::int8) coarse_ = Coarse(query, dim);
+        if (sketches.codes.data != nullptr) coded_ = Coded(sketches.codes, rows.n_rows, query, dim);
     }
 
     void visit(size_t first, size_t n, Bitmap allowed) {
+        if (coded_.usable() && trial_.pays(n)) {
+            visit_codes(first, n, allowed);
+            return;
+        }
+        score_waiting();
         uint32_t positions[tile];
         float values[tile];
         const size_t n_found = coarse_.usable()
@@ -114,17 +242,48 @@ public:
             if (errors_ != nullptr && i + rows_ahead < n_found) fetch(first + positions[i + rows_ahead]);
             if (!allowed(doc)) continue;
             if (coarse_.usable()) score_rows(rows_, doc, 1, query_, dim_, values + i);
-            if (std::isnan(values[i])) {
-                throw InvalidInput("row " + std::to_string(doc) + " scores NaN: its values or scale are not numbers");
-            }
-            if (!(values[i] <= best_.threshold())) best_.push(static_cast<uint32_t>(doc), values[i]);
+            take(doc, values[i]);
         }
-        best_.shrink();
+        best_.shrink(spare_);
     }
 
-    std::vector<Hit> finish() { return best_.finish(); }
+    std::vector<Hit> finish() {
+        score_waiting();
+        return best_.finish();
+    }
 
 private:
+    // Rows that pass wait until some more have passed: meanwhile they are fetched.
+    void visit_codes(size_t first, size_t n, Bitmap allowed) {
+        uint32_t positions[tile];
+        const size_t n_found = coded_.rows_above(first, n, best_.threshold(), positions);
+        trial_.passed(n_found, n);
+        for (size_t i = 0; i < n_found; ++i) {
+            const size_t doc = first + positions[i];
+            if (!allowed(doc)) continue;
+            fetch(doc);
+            waiting_.push_back(doc);
+        }
+        if (waiting_.size() >= most_waiting) score_waiting();
+    }
+
+    void score_waiting() {
+        for (const size_t doc : waiting_) {
+            float score = 0.0f;
+            score_rows(rows_, doc, 1, query_, dim_, &score);
+            take(doc, score);
+        }
+        waiting_.clear();
+        best_.shrink(spare_);
+    }
+
+    void take(size_t doc, float score) {
+        if (std::isnan(score)) {
+            throw InvalidInput("row " + std::to_string(doc) + " scores NaN: its values or scale are not numbers");
+        }
+        if (!(score <= best_.threshold())) best_.push(static_cast<uint32_t>(doc), score);
+    }
+
     size_t scored_above(size_t first, size_t n, uint32_t* positions, float* values) const {
         alignas(64) float scores[tile];
         score_rows(rows_, first, n, query_, dim_, scores);
@@ -135,7 +294,7 @@ private:
         return n_found;
     }
 
-    // Prefetches a row that is not in a cache because only its copy was read.
+    // Prefetches a row that is not in a cache because only its sketch was read.
     void fetch(size_t doc) const {
         if (doc >= rows_.n_rows) return;
         const uint8_t* row = rows_.row(doc);
@@ -145,11 +304,15 @@ private:
     }
 
     const Matrix& rows_;
-    const Matrix& bytes_;  // the copies if there are any, else the rows
+    const Matrix bytes_;  // the copies if there are any, else the rows
     const float* errors_;
     const float* query_;
     size_t dim_;
+    size_t spare_;  // documents collected before the threshold is raised
     Coarse coarse_;
+    Coded coded_;
+    Trial trial_;
+    std::vector<size_t> waiting_;  // rows that passed their codes, ascending
     TopK best_;
 };
 
@@ -165,13 +328,12 @@ std::vector<Hit> merge(std::vector<std::vector<Hit>>& parts, size_t k) {
 }  // namespace
 
 std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queries, size_t n_queries, size_t dim,
-                                          size_t k, size_t n_threads, Bitmap allowed, const Copies& copies,
+                                          size_t k, size_t n_threads, Bitmap allowed, const Sketches& sketches,
                                           const float* floors) {
     check_finite(queries, n_queries, dim);
     std::vector<std::vector<Hit>> hits(n_queries);
     k = std::min(k, rows.n_rows);
     if (k == 0 || rows.n_rows == 0 || n_queries == 0) return hits;
-    const Copies none;
     // A group of queries shares each tile of rows. If there are fewer groups than threads, the rows are divided too.
     const size_t n_groups = (n_queries + queries_group - 1) / queries_group;
     const size_t n_tiles = (rows.n_rows + tile - 1) / tile;
@@ -184,8 +346,10 @@ std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queri
         for (size_t q = first_query; q < last_query; ++q) {
             const bool any = floors == nullptr || floors[q] == -std::numeric_limits<float>::infinity();
             const float lowest = any ? std::numeric_limits<float>::quiet_NaN() : just_below(floors[q]);
-            const bool few = !any || k <= rows.n_rows / rows_a_hit;
-            scans.emplace_back(rows, few ? copies : none, queries + q * dim, dim, k, lowest);
+            Sketches read = sketches;
+            if (any && k > rows.n_rows / rows_a_hit) read.copies = {};
+            if (any && k > rows.n_rows / coded_rows_a_hit) read.codes = {};
+            scans.emplace_back(rows, read, queries + q * dim, dim, k, lowest);
         }
         for (size_t t = n_tiles * part / n_parts; t < n_tiles * (part + 1) / n_parts; ++t) {
             const size_t n = std::min(tile, rows.n_rows - t * tile);

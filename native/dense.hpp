@@ -14,11 +14,29 @@ struct Copies {
     const float* errors = nullptr;
 };
 
+// 4-bit codes of rows in blocks (CodedRows): row i is center + scales[i] * columns * numbers, column by column, plus a
+// residual, and errors[i] is at least the residual's length and what roundings can change, for a query of length 1
+// (kernel.code_rows). Byte j of a row has the codes of columns j, j + n_columns, j + 2 n_columns and j + 3 n_columns.
+struct Codes {
+    const uint8_t* data = nullptr;  // (blocks, 2, n_columns, coded_block); null if there are no codes
+    size_t n_columns = 0;           // width / 4, rounded up
+    const float* scales = nullptr;  // (2, n_rows): of the upper two bits, of whole codes
+    const float* errors = nullptr;  // (2, n_rows)
+    const float* center = nullptr;   // (width,)
+    const float* columns = nullptr;  // (width,)
+};
+
+// Smaller forms of rows, which a scan reads first to skip rows that cannot be among the best.
+struct Sketches {
+    Copies copies;
+    Codes codes;
+};
+
 // For each of the n_queries rows of dim floats, the k allowed rows with the largest inner product with their first
-// dim columns. A NaN score is InvalidInput. Copies make the scan faster and do not change the result.
+// dim columns. A NaN score is InvalidInput. Sketches make the scan faster and do not change the result.
 // floors (n_queries,) are the queries' minimum scores, or null.
 std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queries, size_t n_queries, size_t dim,
-                                          size_t k, size_t n_threads, Bitmap allowed, const Copies& copies = {},
+                                          size_t k, size_t n_threads, Bitmap allowed, const Sketches& sketches = {},
                                           const float* floors = nullptr);
 
 // scores[i] = inner product of the query with row doc_ords[i], bit-identical to that of dense_top_k.

@@ -1,6 +1,7 @@
 // Compiled with -mavx2 -mf16c; called only if the processor supports both.
 #include <immintrin.h>
 
+#include "code_sums.hpp"
 #include "level_loops.hpp"
 
 namespace lightir {
@@ -52,6 +53,12 @@ struct Avx2 {
         four = _mm_add_ps(four, _mm_movehl_ps(four, four));
         four = _mm_add_ss(four, _mm_shuffle_ps(four, four, 1));
         return _mm_cvtss_f32(four) + static_cast<float>(rest);
+    }
+
+    static constexpr bool reads_codes = true;
+    static void code_sums(const uint8_t* block, const uint16_t* columns, size_t n_columns, const uint8_t* tables,
+                          uint16_t* sums) {
+        sum_codes(block, columns, n_columns, tables, sums);
     }
 
     // Few entries are above the threshold, so the cheapest test for any comes first.

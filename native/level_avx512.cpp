@@ -1,6 +1,7 @@
 // Compiled with AVX-512 F, BW, DQ, VL and VNNI; called only if the processor supports all of them.
 #include <immintrin.h>
 
+#include "code_sums.hpp"
 #include "level_loops.hpp"
 
 namespace lightir {
@@ -70,6 +71,12 @@ struct Avx512 {
         const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
         _mm_storeu_ps(products, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
     }
+    static constexpr bool reads_codes = true;
+    static void code_sums(const uint8_t* block, const uint16_t* columns, size_t n_columns, const uint8_t* tables,
+                          uint16_t* sums) {
+        sum_codes(block, columns, n_columns, tables, sums);
+    }
+
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m512i limit = _mm512_set1_epi16(static_cast<short>(threshold));
         const __m512i low = _mm512_loadu_si512(scores), high = _mm512_loadu_si512(scores + 32);

@@ -4,7 +4,8 @@
 //   above_f32(scores, threshold): bit l is set if entry l of scan_width is above the threshold; V::Offsets,
 //   highest_offsets(), lower(lowest, offsets): the lane-wise minimum of 64 offsets, any_below(lowest, first);
 //   coarse_dot(row, query) with a CoarseQuery;
-//   has_coarse_dots and, if true, coarse_dots(rows, row_bytes, query, products) of four rows.
+//   has_coarse_dots and, if true, coarse_dots(rows, row_bytes, query, products) of four rows;
+//   reads_codes and, if true, code_sums(block, columns, n_columns, tables, sums) of a block of codes.
 // V is in an unnamed namespace, so the linker cannot merge code of different levels. For the same reason the loops use
 // only macros and builtins of the standard library.
 #pragma once
@@ -117,7 +118,7 @@ void coarse_dot_rows(const uint8_t* rows, size_t n_rows, size_t row_bytes, const
 
 // Turns products into bounds.
 template <typename V>
-inline void bound_rows(const CoarseRows& rows, size_t first, size_t n, const CoarseQuery& query, float* products) {
+inline void bound_rows(const CoarseRows& rows, size_t first, size_t n, const Bounding& query, float* products) {
     const typename V::Floats step = V::set(query.step), slack = V::set(query.slack), least = V::set(__FLT_MIN__);
     const typename V::Floats length = V::set(query.length);
     size_t i = 0;
@@ -135,6 +136,21 @@ inline void bound_rows(const CoarseRows& rows, size_t first, size_t n, const Coa
     }
 }
 
+// Bit i is set if bound i of n is above the threshold.
+template <typename V>
+inline uint64_t mask_above(const float* bounds, size_t n, float threshold) {
+    const uint64_t mask = V::above_f32(bounds, threshold);
+    return n < scan_width ? mask & ((uint64_t{1} << n) - 1) : mask;
+}
+
+// Adds the positions of a mask's rows and returns the number of positions.
+inline size_t add_positions(uint64_t mask, size_t first, uint32_t* positions, size_t n_found) {
+    for (; mask != 0; mask &= mask - 1) {
+        positions[n_found++] = static_cast<uint32_t>(first + static_cast<size_t>(__builtin_ctzll(mask)));
+    }
+    return n_found;
+}
+
 // Processes a few rows at a time: the processor fetches no rows during long stretches of other work.
 template <typename V>
 size_t coarse_above(const CoarseRows& rows, size_t n_rows, const CoarseQuery& query, float threshold,
@@ -144,12 +160,59 @@ size_t coarse_above(const CoarseRows& rows, size_t n_rows, const CoarseQuery& qu
     for (size_t first = 0; first < n_rows; first += scan_width) {
         const size_t n = n_rows - first < scan_width ? n_rows - first : scan_width;
         coarse_dot_rows<V>(rows.data + first * rows.row_bytes, n, rows.row_bytes, query, bounds);
-        bound_rows<V>(rows, first, n, query, bounds);
-        uint64_t mask = V::above_f32(bounds, threshold);
-        if (n < scan_width) mask &= (uint64_t{1} << n) - 1;
-        for (; mask != 0; mask &= mask - 1) {
-            positions[n_found++] = static_cast<uint32_t>(first + static_cast<size_t>(__builtin_ctzll(mask)));
-        }
+        bound_rows<V>(rows, first, n, query.bounding, bounds);
+        n_found = add_positions(mask_above<V>(bounds, n, threshold), first, positions, n_found);
+    }
+    return n_found;
+}
+
+static_assert(coded_block == scan_width, "a block's bounds are tested at once");
+
+// Adds what one half of a block's bits adds to the products of its rows.
+template <typename V>
+inline void add_code_sums(const uint8_t* half_block, const CodedQuery& query, float* products) {
+    alignas(64) uint16_t sums[coded_block];
+    size_t first = 0;
+    for (size_t g = 0; g < query.n_groups; ++g) {
+        const CodedGroup& group = query.groups[g];
+        V::code_sums(half_block, query.columns + first, group.end - first, query.tables + 32 * first, sums);
+        for (size_t i = 0; i < coded_block; ++i) products[i] += group.step * static_cast<float>(sums[i]);
+        first = group.end;
+    }
+}
+
+// Of a block of rows, the mask of those with a bound above the threshold: by the upper bits of their codes, and if many pass,
+// by all bits. deep: whether the lower bits of the last block were read; then those of the next one are prefetched.
+template <typename V>
+inline uint64_t block_above(const CodedRows& rows, size_t first, size_t n, const CodedQuery& query, float threshold,
+                            bool& deep) {
+    alignas(64) float upper[coded_block], bounds[coded_block];
+    const uint8_t* block = rows.data + first * 2 * rows.n_columns;
+    const uint8_t* lower_bits = block + coded_block * rows.n_columns;
+    const uint8_t* next = block + 2 * coded_block * rows.n_columns;
+    LIGHTIR_FETCH(next, (deep ? 2 : 1) * coded_block * rows.n_columns);
+    for (size_t i = 0; i < coded_block; ++i) upper[i] = query.base;
+    add_code_sums<V>(block, query, upper);
+    for (size_t i = 0; i < coded_block; ++i) bounds[i] = upper[i];
+    bound_rows<V>({nullptr, 0, rows.upper_scales, rows.upper_errors}, first, n, query.bounding, bounds);
+    const uint64_t mask = mask_above<V>(bounds, n, threshold);
+    deep = static_cast<size_t>(__builtin_popcountll(mask)) >= rows_for_lower_bits;
+    if (!deep) return mask;
+    for (size_t i = 0; i < coded_block; ++i) bounds[i] = 4.0f * upper[i] + query.base;
+    add_code_sums<V>(lower_bits, query, bounds);
+    Bounding whole = query.bounding;
+    whole.slack *= 5.0f;
+    bound_rows<V>({nullptr, 0, rows.scales, rows.errors}, first, n, whole, bounds);
+    return mask & mask_above<V>(bounds, n, threshold);
+}
+
+template <typename V>
+size_t codes_above(const CodedRows& rows, size_t n_rows, const CodedQuery& query, float threshold, uint32_t* positions) {
+    size_t n_found = 0;
+    bool deep = false;
+    for (size_t first = 0; first < n_rows; first += coded_block) {
+        const size_t n = n_rows - first < coded_block ? n_rows - first : coded_block;
+        n_found = add_positions(block_above<V>(rows, first, n, query, threshold, deep), first, positions, n_found);
     }
     return n_found;
 }
@@ -434,6 +497,12 @@ size_t take_above(Score* scores, size_t n, Score threshold, uint32_t* positions,
 }
 
 template <typename V>
+constexpr auto codes_above_of() -> decltype(Level::codes_above) {
+    if constexpr (V::reads_codes) return codes_above<V>;
+    else return nullptr;
+}
+
+template <typename V>
 constexpr Level make_level(const char* name) {
     return Level{
         name,
@@ -441,6 +510,7 @@ constexpr Level make_level(const char* name) {
         take_above<V, float>,
         {dot_rows<V, Element::float16>, dot_rows<V, Element::float32>, dot_rows<V, Element::int8>},
         coarse_above<V>,
+        codes_above_of<V>(),
         {sum_rows<V, Element::float16>, sum_rows<V, Element::float32>, sum_rows<V, Element::int8>,
          sum_rows<V, Element::bfloat16>},
         sum_of_squares<V>,

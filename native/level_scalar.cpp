@@ -49,7 +49,7 @@ struct Scalar {
     }
     static void stream(float* p, const Floats& a) { store(p, a); }
     static void clear_line(void* p) { __builtin_memset(p, 0, 64); }
-    static constexpr bool has_coarse_dots = false;
+    static constexpr bool has_coarse_dots = false, reads_codes = false;
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
         constexpr size_t strip = 256;
         float total = 0.0f;

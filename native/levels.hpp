@@ -24,6 +24,14 @@ constexpr size_t scan_width = 64;
 constexpr size_t widest_coarse = 8192;
 constexpr int coarse_limit = 127 * 128;  // maximum of |values|
 
+// How a rounded query bounds scores. A row's bound is scale * step * product, with at most 64 roundings, plus
+// |scale| * slack + length * error.
+struct Bounding {
+    float step;    // the query is approximately step * values
+    float slack;   // upper bound of the error of a row's score, for scale 1
+    float length;  // upper bound of the query's length
+};
+
 struct CoarseQuery {
     const int16_t* values;
     const int8_t* high;
@@ -31,10 +39,40 @@ struct CoarseQuery {
     const int32_t* high_lanes;  // (16,) lane l: sum of high[j] over j with j / 4 % 16 == l
     const int32_t* low_lanes;
     size_t dim;
-    float step;    // the query is approximately step * values
-    float slack;   // upper bound of the error of a row's score, for scale 1
-    float length;  // upper bound of the query's length
+    Bounding bounding;
 };
+
+// 4-bit codes of rows, in blocks of coded_block rows. The upper two bits of all codes of a block are stored first, then the
+// lower two: byte r of column j has two bits of four codes of row r. A code 4 u + l is the number 4 (2 u - 3) + (2 l - 3).
+constexpr size_t coded_block = 64;
+constexpr size_t codes_a_byte = 4;
+
+struct CodedRows {
+    const uint8_t* data;  // the block of the first row
+    size_t n_columns;
+    // Scales and errors of the numbers 2 u - 3, then those of the whole numbers.
+    const float *upper_scales, *upper_errors, *scales, *errors;
+};
+
+// A query for codes. A row's product is base plus, for each column of codes, a number for the lower half and one for the
+// upper half of its byte, times the step of the column's group. The product of whole codes is 4 times that of their upper
+// bits plus that of their lower bits.
+struct CodedGroup {
+    size_t end;  // of the group's columns in the query's order
+    float step;
+};
+
+struct CodedQuery {
+    const uint16_t* columns;   // the columns of codes, in the query's order
+    const uint8_t* tables;     // (n_columns, 2, 16) numbers of at most 127 in that order, whose sums fit 16 bits
+    const CodedGroup* groups;
+    size_t n_groups;
+    float base;
+    Bounding bounding;
+};
+
+// Number of rows of a block that pass by their upper bits, from which the block's lower bits are read before the rows.
+constexpr size_t rows_for_lower_bits = 3;
 
 // int8 rows, with an error per row if they are copies.
 struct CoarseRows {
@@ -76,10 +114,12 @@ struct Level {
     // scores[i] = rows[i][:dim] . query[:dim], before any row scale; indexed by Element.
     void (*dot_rows[3])(const uint8_t* rows, size_t n_rows, size_t row_bytes, const float* query, size_t dim, float* scores);
     // Writes the ascending positions of rows whose score may be above the threshold and returns their number. Rows with a
-    // NaN scale pass, and a NaN threshold lets all rows pass. A row's bound is scale * step * (row . values), with at most
-    // 64 roundings, plus |scale| * slack + length * error.
+    // NaN scale pass, and a NaN threshold lets all rows pass. The product of a row is row . values.
     size_t (*coarse_above)(const CoarseRows& rows, size_t n_rows, const CoarseQuery& query, float threshold,
                            uint32_t* positions);
+    // The same for codes of rows; null if reading codes takes as long as reading rows.
+    size_t (*codes_above)(const CodedRows& rows, size_t n_rows, const CodedQuery& query, float threshold,
+                          uint32_t* positions);
     // out[j] = start[j] + sum over ids of factor * row[j], in the order of the ids; indexed by Element.
     void (*sum_rows[4])(const RowSum& what, float* out);
     // Sum of squares, with the same lanes and tree as a dot product.

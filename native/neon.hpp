@@ -44,7 +44,7 @@ struct Neon {
         for (size_t byte = 0; byte < 64; byte += 16) vst1q_u8(static_cast<uint8_t*>(p) + byte, vdupq_n_u8(0));
     }
 
-    static constexpr bool has_coarse_dots = false;
+    static constexpr bool has_coarse_dots = false, reads_codes = false;
     // Four registers of sums: with 16 lanes each has at most 512 products, which fit 32 bits.
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
         int32x4_t sums[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};

@@ -233,26 +233,51 @@ inline nb::tuple to_numpy(const std::vector<std::vector<Hit>>& lists) {
     return nb::make_tuple(to_numpy(std::move(indptr)), to_numpy(std::move(doc_ords)), to_numpy(std::move(scores)));
 }
 
-// int8 copies of a matrix's rows with their scales and errors, or None.
-class CopiesOf {
+// The sketches of a matrix's rows, each None or the arrays of kernel.Copies and kernel.Codes.
+class SketchesOf {
 public:
-    CopiesOf(nb::handle given, const Matrix& matrix) {
-        if (given.is_none()) return;
-        const nb::tuple parts = nb::cast<nb::tuple>(given);
+    SketchesOf(nb::handle copies, nb::handle codes, const Matrix& matrix) {
+        if (!copies.is_none()) take_copies(nb::cast<nb::tuple>(copies), matrix);
+        if (!codes.is_none()) take_codes(nb::cast<nb::tuple>(codes), matrix);
+    }
+    Sketches sketches;
+
+private:
+    void take_copies(const nb::tuple& parts, const Matrix& matrix) {
         rows_.emplace_back(new Rows(parts[0], parts[1], "copies"));
-        errors_.emplace_back(new Array(parts[2], "errors", 1));
+        Copies& copies = sketches.copies;
         copies.rows = rows_[0]->matrix;
-        copies.errors = errors_[0]->span<float>().data;
         if (copies.rows.element != Element::int8) throw InvalidInput("copies must be int8");
         same_length("rows and copies", matrix.n_rows, copies.rows.n_rows);
         same_length("columns of rows and copies", matrix.width, copies.rows.width);
-        same_length("rows and errors", matrix.n_rows, errors_[0]->size());
+        copies.errors = numbers(parts[2], "errors", matrix.n_rows);
     }
-    Copies copies;
 
-private:
+    void take_codes(const nb::tuple& parts, const Matrix& matrix) {
+        arrays_.emplace_back(new Array(parts[0], "codes", 4));
+        const Array& bytes = *arrays_.back();
+        Codes& codes = sketches.codes;
+        codes.data = bytes.span<uint8_t>().data;
+        codes.n_columns = bytes.size(2);
+        same_length("blocks of rows and of codes", (matrix.n_rows + coded_block - 1) / coded_block, bytes.size(0));
+        same_length("columns of rows and codes", (matrix.width + codes_a_byte - 1) / codes_a_byte, bytes.size(2));
+        same_length("halves of codes", 2, bytes.size(1));
+        same_length("block and rows of codes", coded_block, bytes.size(3));
+        codes.scales = numbers(parts[1], "scales of codes", matrix.n_rows, 2);
+        codes.errors = numbers(parts[2], "errors of codes", matrix.n_rows, 2);
+        codes.center = numbers(parts[3], "center", matrix.width);
+        codes.columns = numbers(parts[4], "columns", matrix.width);
+    }
+
+    const float* numbers(nb::handle given, const char* name, size_t n, size_t times = 1) {
+        arrays_.emplace_back(new Array(given, name, times == 1 ? 1 : 2));
+        const Span<float> values = arrays_.back()->span<float>();
+        same_length(name, times * n, values.size);
+        return values.data;
+    }
+
     std::vector<std::unique_ptr<Rows>> rows_;
-    std::vector<std::unique_ptr<Array>> errors_;
+    std::vector<std::unique_ptr<Array>> arrays_;
 };
 
 }  // namespace lightir

@@ -77,8 +77,8 @@ public:
             rows_.emplace_back(new Rows(parts_of[0], parts_of[1], "rows"));
             const size_t number = segments_.size() - 1;
             same_length("rows and documents", rows_.back()->matrix.n_rows, firsts_[number + 1] - firsts_[number]);
-            copies_.emplace_back(new CopiesOf(parts_of[2], rows_.back()->matrix));
-            segments_.back() = {true, rows_.back()->matrix, copies_.back()->copies};
+            sketches_.emplace_back(new SketchesOf(parts_of[2], parts_of[3], rows_.back()->matrix));
+            segments_.back() = {true, rows_.back()->matrix, sketches_.back()->sketches};
         }
     }
 
@@ -100,7 +100,7 @@ public:
 private:
     std::vector<nb::object> owners_;
     std::vector<std::unique_ptr<Rows>> rows_;
-    std::vector<std::unique_ptr<CopiesOf>> copies_;
+    std::vector<std::unique_ptr<SketchesOf>> sketches_;
     std::vector<DenseSegment> segments_;
 };
 

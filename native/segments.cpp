@@ -444,7 +444,7 @@ std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std:
         const DenseSegment& here = segments[s];
         if (!here.there) continue;
         const auto lists = dense_top_k(here.rows, queries, n_queries, dim, std::min(k, here.rows.n_rows), n_threads,
-                                       allowed[s], here.copies, floors.data());
+                                       allowed[s], here.sketches, floors.data());
         for (size_t q = 0; q < n_queries; ++q) {
             for (const Hit& hit : lists[q]) {
                 found[q].push_back({hit.doc_ord + firsts[s], hit.score});

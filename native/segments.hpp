@@ -57,7 +57,7 @@ std::vector<Span<uint8_t>> texts_of(const FirstOrds& firsts, const std::vector<S
 struct DenseSegment {
     bool there = false;
     Matrix rows;
-    Copies copies;
+    Sketches sketches;
 };
 
 class DenseScorer : public Scorer {

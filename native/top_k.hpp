@@ -47,9 +47,12 @@ public:
     float guessed() const { return guessed_; }
 
     // Shortens the buffer and raises the threshold; call it between batches of pushes.
-    void shrink() {
+    void shrink() { shrink(std::max(k_, n_kept_) + 512); }
+
+    // The same as soon as the buffer has `spare` more documents than it must.
+    void shrink(size_t spare) {
         if (k_ == 0) keys_.clear();
-        if (keys_.size() < 2 * std::max(k_, n_kept_) + 512) return;
+        if (keys_.size() < std::max(k_, n_kept_) + spare) return;
         keep_best();
         n_kept_ = keys_.size();
     }

@@ -253,6 +253,34 @@ def test_int8_copies_of_float16_rows_change_no_result(tmp_path: Path) -> None:
         )
 
 
+def test_codes_of_rows_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index whose large segments have codes equals one without, when built, changed and compacted."""
+    dense = unit_rows(4 * N, 1)
+    dense[N : N + 40] = dense[0]
+    queries = np.concatenate([unit_rows(20, 2), dense[:1]]).astype(np.float32)
+    by_setting: dict[int, list[Any]] = {}
+    for coded_above in (10**9, 1000):
+        monkeypatch.setattr(segment_writer, "CODED_ABOVE", coded_above)
+        folder = tmp_path / str(coded_above)
+        build(folder, shard(dense[:N]), shard(dense[N:], N), dense_graph=False)
+        rankings, coded = [], []
+        for step in ("built", "changed", "compacted"):
+            with IndexWriter.open(folder) as writer:
+                if step == "changed":
+                    more = shard(unit_rows(50, 9), 5000)
+                    writer.add(more.documents, dense=more.dense)
+                    writer.delete(["d0001", "d0700"])
+                if step == "compacted":
+                    writer.compact(progress=False)
+            with Index.open(folder) as index:
+                index.verify()
+                coded.append([live.segment.dense_codes is not None for live in index.view.segments])
+                rankings.append([dense_top(index, queries, k) for k in (1, 10, 300)])
+        by_setting[coded_above] = rankings
+        assert coded == ([[False], [False, False], [False]] if coded_above > 1000 else [[True], [True, False], [True]])
+    assert by_setting[1000] == by_setting[10**9]
+
+
 def test_small_segments_have_no_graph(tmp_path: Path) -> None:
     pytest.importorskip("usearch")
     build(tmp_path / "index", shard(unit_rows(50, 1)))

@@ -45,7 +45,7 @@ def shard(ids: range, seed: int, *, vectors: bool = True) -> Shard:
     return Shard(documents, dense, csr(rows, vocab_size=VOCAB_SIZE, dtype=np.uint8))
 
 
-def plain_arrays(parts: list[Part], mean: float, *, copies: bool) -> dict[str, npt.NDArray[Any]]:
+def plain_arrays(parts: list[Part], mean: float, *, copies: bool, coded: bool) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a segment, computed from one document after the other."""
     of = sorted((rows.doc_ids[i], rows, i) for rows, numbers in parts for i in numbers.tolist())
     of = [(rows, i) for _, rows, i in of]
@@ -72,6 +72,10 @@ def plain_arrays(parts: list[Part], mean: float, *, copies: bool) -> dict[str, n
         elif copies:
             made = kernel.copy_rows(dense)
             arrays |= {"dense.copies": made.rows, "dense.copy_scales": made.scales, "dense.copy_errors": made.errors}
+        if coded:
+            codes = kernel.code_rows(dense)
+            names = ("codes", "code_scales", "code_errors", "code_center", "code_columns")
+            arrays |= {f"dense.{name}": array for name, array in zip(names, codes.arrays(), strict=True)}
     if any(rows.sparse is not None for rows in encoded):
         arrays |= branch_arrays("sparse", [term_weights(rows.sparse, i) for rows, i in of], np.uint8, VOCAB_SIZE)
     if of[0][0].tokens is not None:
@@ -141,7 +145,12 @@ def require_plain_arrays(folder: Path, parts: list[Part], options: IndexOptions)
     number = 50 + len(list((folder / "segments").iterdir()))
     stored = write_segment(folder, Join(parts), number=number, mean=5.5, options=options, on_bytes=written.append)
     segment = Segment(folder / "segments" / stored.name, stored.manifest_sha256)
-    expected = plain_arrays(parts, 5.5, copies=options.dense_dtype == "fp16+int8")
+    expected = plain_arrays(
+        parts,
+        5.5,
+        copies=options.dense_dtype == "fp16+int8",
+        coded=options.dense_dtype == "fp16" and sum(len(numbers) for _, numbers in parts) > segment_writer.CODED_ABOVE,
+    )
     assert segment.manifest["arrays"].keys() == expected.keys()
     for name, array in expected.items():
         assert segment.array(name).dtype == array.dtype, name
@@ -186,6 +195,21 @@ def test_a_join_of_segments_and_rows_has_the_arrays_of_its_documents(
             options,
         )
         require_plain_arrays(tmp_path / "i", [(sources[2], np.arange(20))], options)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("dtype", ["fp16", "int8", "fp16+int8"])
+def test_a_join_of_many_float16_rows_has_their_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    monkeypatch.setattr(segment_writer, "CODED_ABOVE", 20)
+    options = IndexOptions(dense_dtype=dtype, analyzer=None, segment_documents=20)
+    shards = [shard(range(i, 60, 3), i) for i in range(3)]
+    build_index(shards, tmp_path / "i", options=options, contract=word_contract(), progress=False)
+    with Index.open(tmp_path / "i") as index:
+        parts: list[Part] = [(live.segment.rows(), np.arange(20)) for live in index.view.segments]
+        assert all(live.segment.dense_codes is None for live in index.view.segments)
+        require_plain_arrays(tmp_path / "i", parts, options)
 
 
 @pytest.mark.usefixtures("any_size")

@@ -151,7 +151,7 @@ class Cases:
         np.testing.assert_array_equal(mine[1], self.reference.sparse_top_k(postings, terms, weights, k=5)[1])
 
     def dense(self, rng: Generator) -> None:
-        """Dense search equals its twin on whole numbers, and on copies."""
+        """Dense search equals its twin on whole numbers, and with copies or codes."""
         n, width = int(rng.integers(0, 300)), int(rng.integers(1, 70))
         dtype = [np.float16, np.float32, np.int8][rng.integers(3)]
         rows = rng.integers(-3, 4, (n, width)).astype(dtype)
@@ -159,6 +159,8 @@ class Cases:
         queries = rng.integers(-2, 3, (int(rng.integers(0, 4)), int(rng.integers(1, width + 1)))).astype(np.float32)
         options = {"k": any_k(rng), "scales": scales, "allowed": bitmap(rng, n)}
         copies = self.kernel.copy_rows(rows) if dtype is not np.int8 and rng.random() < 0.5 else None
+        if rng.random() < 0.5:
+            copies = self.kernel.code_rows(rows, scales=scales)
         mine = self.kernel.dense_top_k(rows, queries, threads=int(rng.choice([1, 3])), copies=copies, **options)
         twin = self.reference.dense_top_k(rows, queries, **options)
         for one, other in zip(mine, twin, strict=True):
@@ -225,7 +227,7 @@ class Cases:
             lengths = None if rng.random() < 0.5 else rng.integers(1, 9, n).astype(np.uint32)
             damaged = self.kernel.Postings(vocab_size, n, **arrays)
             parts.append(self.segments.SparseRows(change(indptr), change(terms), weights, damaged, lengths, 3.0))
-            dense.append((change(rng.integers(-2, 3, (n, 3)).astype(np.float32)), None, None))
+            dense.append(self.segments.ScannedRows(change(rng.integers(-2, 3, (n, 3)).astype(np.float32))))
         ids = [
             (change(np.frombuffer(text.encode(), np.uint8)), change(np.arange(n + 1) * 3))
             for first, n in zip([0, counts[0]], counts, strict=True)

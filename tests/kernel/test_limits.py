@@ -15,7 +15,7 @@ from lightir import kernel
 from lightir.errors import InvalidInput
 from lightir.kernel import _native
 from lightir.kernel.candidates import BoundBranch, CandidateSearch, Request
-from lightir.kernel.segments import DenseSegments, SparseRows, SparseSegments
+from lightir.kernel.segments import DenseSegments, ScannedRows, SparseRows, SparseSegments
 
 HUGE = [2**32, 2**63 - 257, 2**63 - 256, 2**63 - 1, 2**64, 10**30]
 
@@ -108,7 +108,7 @@ def test_a_huge_k_means_all_documents(k: int) -> None:
     queries = np.ones((1, 2), np.float32)
     assert kernel.dense_top_k(rows, queries, k=k, copies=kernel.copy_rows(rows))[0].shape == (1, 600)
     part = SparseRows(*full_rows(600, 2, 3), postings)
-    sparse, dense = SparseSegments([part], [600]), DenseSegments([(rows, None, None)], [600])
+    sparse, dense = SparseSegments([part], [600]), DenseSegments([ScannedRows(rows)], [600])
     asked = [dense.queries(queries), sparse.queries(np.array([0, 2]), terms, weights)]
     for request in (
         Request(k, 5),
@@ -124,7 +124,7 @@ def test_a_huge_k_means_all_documents(k: int) -> None:
 def test_rows_and_documents_of_a_segment_agree() -> None:
     """A filter has a bit per document, and rows beyond them would be looked up outside it."""
     with pytest.raises(InvalidInput, match="rows and documents"):
-        DenseSegments([(np.ones((600, 2), np.float32), None, None)], [3])
+        DenseSegments([ScannedRows(np.ones((600, 2), np.float32))], [3])
 
 
 def test_the_fuzzer_finds_nothing() -> None:

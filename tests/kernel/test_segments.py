@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from lightir.errors import FormatError, InvalidInput
 from lightir.index.bm25 import K1, B, saturation
-from lightir.kernel import _native, available, copy_rows, dispatch, invert, pack_bitmap, reference
+from lightir.kernel import _native, available, code_rows, copy_rows, dispatch, invert, pack_bitmap, reference
 from lightir.kernel.candidates import (
     BoundBranch,
     BranchList,
@@ -28,6 +28,7 @@ from lightir.kernel.segments import (
     BranchQueries,
     DenseSegments,
     DocumentIds,
+    ScannedRows,
     SparseRows,
     SparseSegments,
     pair_scores,
@@ -106,7 +107,8 @@ class Collection:
             lengths = counts.sum(axis=1).astype(U32) + U32(1)
             local = np.where(rng.random(len(self.term_ids)) < 0.8, np.arange(len(self.term_ids)) + i, -1)
             columns = np.nonzero(counts)[1]
-            dense.append((rows, None, copy_rows(rows) if i % 2 else None) if there[0] else None)
+            copies, codes = copy_rows(rows) if i % 2 else None, code_rows(rows) if i % 4 > 1 else None
+            dense.append(ScannedRows(rows, None, copies, codes) if there[0] else None)
             impacts = np.ones_like(entries) if i % 3 == 2 else entries
             by_term = reference.invert(indptr, self.term_ids[columns], impacts, vocab_size=top, n_docs=size)
             rows_of = SparseRows(indptr, self.term_ids[columns], impacts, by_term, binary=i % 3 == 2)
@@ -565,7 +567,7 @@ def test_an_error_of_a_function_that_scores_reaches_the_caller() -> None:
 def test_scores_that_cannot_matter_are_not_asked_for(scale: Any, n_asked: int) -> None:
     """Row 2 scores NaN, an error as soon as anybody asks; what it can be at most leaves it behind the first."""
     rows = f32(9, 8, np.nan, 6, 1).reshape(5, 1)
-    dense = dense_query(DenseSegments([(rows, None, None)], [5]), f32(1))
+    dense = dense_query(DenseSegments([ScannedRows(rows)], [5]), f32(1))
     sparse = term_query(SparseSegments([SparseRows(*TERMS, FIVE)], [5]), u32(3), f32(1))
     lists = [(u32(0, 1, 3), f32(9, 8, 6)), (u32(0, 2, 4), f32(9, 2, 1))]
     how: Any = {"weights": [0.5, 0.5], "scale": scale, "k": 1}
@@ -606,7 +608,7 @@ def test_sums_run_in_the_lists_order_however_long_they_are() -> None:
     rows = rng.standard_normal((n, 2)).astype(F32)
     scores = reference.dense_pair_scores(rows, np.arange(n, dtype=U32), np.array([1.0, 0.5], F32))
     order = np.lexsort((np.arange(n), -scores)).astype(U32)[:2500]
-    query = dense_query(DenseSegments([(rows, None, None)], [n]), np.array([1.0, 0.5], F32))
+    query = dense_query(DenseSegments([ScannedRows(rows)], [n]), np.array([1.0, 0.5], F32))
     lists = [(order, pair_scores(order, query)), (order[:1], f32(1))]
     everywhere = dict.fromkeys(range(n), 0.0)
     for scale in ("z-score", "dbsf"):
@@ -619,7 +621,7 @@ POSTINGS = reference.invert(*CSR, vocab_size=5, n_docs=2)
 ROWS = SparseRows(*CSR, POSTINGS)
 TERMS = (np.arange(6, dtype=np.int64), np.full(5, 3, U32), np.array([9, 1, 2, 1, 1], np.uint8))
 FIVE = reference.invert(*TERMS, vocab_size=5, n_docs=5)
-DENSE, SPARSE = DenseSegments([(np.eye(2, dtype=F32), None, None)], [2]), SparseSegments([ROWS], [2])
+DENSE, SPARSE = DenseSegments([ScannedRows(np.eye(2, dtype=F32))], [2]), SparseSegments([ROWS], [2])
 BY_DENSE, BY_TERMS = dense_query(DENSE, f32(1, 2)), term_query(SPARSE, u32(3), f32(1))
 LIST = (u32(1, 0), f32(2, 1))
 TWICE = [(u32(1, 1), f32(1, 1)), LIST]

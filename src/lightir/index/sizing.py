@@ -21,6 +21,7 @@ from lightir.contract import Contract
 from lightir.errors import InvalidInput
 from lightir.index.index_options import SEGMENT_DOCUMENTS, DenseDtype
 from lightir.index.passages.lengths import MEASURED_DOCUMENTS, counter
+from lightir.index.segments.layout import CODED_ABOVE
 from lightir.index.view import View
 from lightir.text import TextTokenizer
 from lightir.types import Branch
@@ -50,6 +51,7 @@ class SizedRows:
         scanned: bytes of a dense row that a scan reads.
         measured_on: number of documents of the index, or of the largest collection, that the numbers are from.
         like: source of the numbers: an index folder, or the measured collections.
+        codes: bytes per row of codes, which "dense" lacks and large segments have.
     """
 
     per_document: float
@@ -58,6 +60,7 @@ class SizedRows:
     scanned: float
     measured_on: int
     like: str
+    codes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +137,11 @@ def rows_like(view: View, tokenizer: TextTokenizer | None) -> SizedRows:
         joiner = view.contract.document.title_joiner
         texts = [document.full_text(joiner) for document in view.store.documents.of(keys.tolist()).values()]
         tokens = sum(counter(view.contract, tokenizer)(texts)) / len(texts)
-    scanned = _scanned(info.dense_dim or 0, view.options.dense_dtype)
-    return SizedRows(n_rows / info.documents, tokens, per_row, scanned, info.documents, str(view.folder))
+    width, dense_dtype = info.dense_dim or 0, view.options.dense_dtype
+    coded = any(live.segment.dense_codes is not None for live in view.segments)
+    codes = 0.0 if coded else _code_bytes(width, dense_dtype)
+    scanned = _scanned(width, dense_dtype)
+    return SizedRows(n_rows / info.documents, tokens, per_row, scanned, info.documents, str(view.folder), codes)
 
 
 def rows_of_model(
@@ -177,7 +183,13 @@ def rows_of_model(
         n_bytes["sparse"] = terms * measured["search"]["sparse_bytes_per_term"]
     largest = max(row["documents"] for row in measured["disk"]["collections"])
     like = f"{len(measured['disk']['collections'])} measured collections"
-    return SizedRows(per_document, tokens, n_bytes, _scanned(width, dense_dtype), largest, like)
+    scanned, codes = _scanned(width, dense_dtype), _code_bytes(width, dense_dtype)
+    return SizedRows(per_document, tokens, n_bytes, scanned, largest, like, codes)
+
+
+def _code_bytes(width: int, dense_dtype: DenseDtype) -> float:
+    """Return the bytes of the codes of a row in a large segment: 4 bits per column, two scales, two error bounds."""
+    return 2.0 * math.ceil(width / 4) + 16.0 if width and dense_dtype == "fp16" else 0.0
 
 
 def _scanned(width: int, dense_dtype: DenseDtype) -> float:
@@ -229,15 +241,18 @@ def sizing(rows: SizedRows, wishes: Wishes) -> list[Figure]:
     if wishes.documents < 1 or not math.isfinite(wishes.queries_per_s) or wishes.queries_per_s <= 0:
         raise InvalidInput("expected at least 1 document, and more than 0 queries per second")
     n_rows = wishes.documents * rows.per_document
+    n_bytes = dict(rows.n_bytes)
+    if "dense" in n_bytes and n_rows > CODED_ABOVE:
+        n_bytes["dense"] += rows.codes
     basis: Basis = "extrapolated" if wishes.documents > FAR * rows.measured_on else "measured"
     from_rows = f"bytes per row of {rows.like} (at most {rows.measured_on:,} documents)"
     figures = [Figure("rows", n_rows, basis if rows.per_document > 1 else "computed", "documents and passages")]
-    for part, n in rows.n_bytes.items():
+    for part, n in n_bytes.items():
         known: Basis = "computed" if part == "dense" else basis
         how = "width and type of the vectors" if part == "dense" else from_rows
         figures.append(Figure(f"{part}_bytes", n * n_rows, known, how))
-    disk = n_rows * sum(rows.n_bytes.values())
-    arrays = disk - n_rows * rows.n_bytes.get("store", 0.0)
+    disk = n_rows * sum(n_bytes.values())
+    arrays = disk - n_rows * n_bytes.get("store", 0.0)
     figures += [
         Figure("disk_bytes", disk, basis, "the sum"),
         Figure("disk_while_merging_bytes", 2 * disk, basis, "merges write new segments before they remove old ones"),

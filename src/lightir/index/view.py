@@ -33,7 +33,7 @@ from lightir.index.store_file import STORE_FILE
 from lightir.index.stored_documents import DocKeys
 from lightir.index.token_queries import Alternatives, TokenQueries
 from lightir.index.word_dictionary import WordDictionary
-from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
+from lightir.kernel.segments import DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.text import check_text
 from lightir.types import BRANCHES, Branch, Document, require_list
 from lightir.vectors import SparseVectors, row_entries
@@ -210,12 +210,12 @@ class View:
     @shared_property
     def dense_rows(self) -> DenseSegments:
         """The dense rows of all segments."""
-        return DenseSegments([_dense_rows(live.segment) for live in self.segments], self._sizes)
+        return DenseSegments([live.segment.dense_rows for live in self.segments], self._sizes)
 
     @shared_property
     def graphless_rows(self) -> DenseSegments | None:
         """The dense rows of the segments without a graph; None if every segment has one."""
-        rows = [None if live.segment.graph is not None else _dense_rows(live.segment) for live in self.segments]
+        rows = [None if live.segment.graph is not None else live.segment.dense_rows for live in self.segments]
         return DenseSegments(rows, self._sizes) if any(dense is not None for dense in rows) else None
 
     @shared_property
@@ -616,10 +616,6 @@ def _without_unused(schema: Any) -> Any:
         for name, known in fields.items()
     }
     return {**schema, "fields": kept}
-
-
-def _dense_rows(segment: Segment) -> DenseRows | None:
-    return None if segment.dense is None else (*segment.dense, segment.dense_copies)
 
 
 def _fills(live: LiveSegment, branch: Branch) -> bool:

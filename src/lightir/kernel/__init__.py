@@ -76,6 +76,35 @@ class Copies:
     errors: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class RowCodes:
+    """4-bit codes of rows, which a scan reads before the rows and before their copies (`code_rows`).
+
+    A code c is the number 2 c - 15; its upper two bits u alone are the number 2 u - 3. Row i is
+    center + scale * columns * numbers, column by column, plus a residual.
+
+    Attributes:
+        rows: (ceil(n / 64), 2, m, 64) uint8 with m = ceil(width / 4), padded with zeros. Byte [b, h, j, r] has two bits
+            of the codes of row 64 b + r in the columns j, j + m, j + 2 m and j + 3 m, lowest bits first: the upper two
+            bits of each code for h = 0, the lower two for h = 1.
+        scales: (2, n) float32, not negative: for the upper two bits alone, and for whole codes.
+        errors: (2, n) float32 upper bounds of the residual's Euclidean length, plus a bound of what the roundings of a
+            search can add for a query of length 1; for the upper two bits alone, and for whole codes.
+        center: (width,) float32 mean of each column over a sample of rows.
+        columns: (width,) float32 standard deviation of each column over the sample.
+    """
+
+    rows: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.float32]
+    errors: npt.NDArray[np.float32]
+    center: npt.NDArray[np.float32]
+    columns: npt.NDArray[np.float32]
+
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """Return the arrays in the order that the compiled module expects."""
+        return (self.rows, self.scales, self.errors, self.center, self.columns)
+
+
 def dispatch() -> str:
     """Return the name of the instruction set in use: "scalar", "avx2", "avx512", "neon" or "dotprod"."""
     return _native.dispatch()
@@ -201,7 +230,7 @@ def dense_top_k(
     scales: npt.NDArray[np.float32] | None = None,
     threads: int = 1,
     allowed: npt.NDArray[np.uint8] | None = None,
-    copies: Copies | None = None,
+    copies: Copies | RowCodes | None = None,
 ) -> tuple[DocOrds, Scores]:
     """Return the k rows with the largest inner product per query, exactly; ties go to the smaller row.
 
@@ -215,8 +244,9 @@ def dense_top_k(
         scales: (n_docs,) float32 for int8 rows, else None; row i represents scales[i] * rows[i].
         threads: maximum number of threads.
         allowed: bitmap of the rows that may be returned (`pack_bitmap`); None for all.
-        copies: int8 copies of the rows (`copy_rows`). The scan then reads only the rows whose copies score high
-            enough; the result is the same.
+        copies: int8 copies (`copy_rows`) or 4-bit codes (`code_rows`) of the rows. The scan then reads only the rows
+            whose copies or codes score high enough; the result is the same. It reads no copies if k is more than one
+            row in 200, and no codes if k is more than one row in 1,000, or for a while if they exclude too few rows.
 
     Returns:
         doc_ords (n, m) uint32 and scores (n, m) float32 with m = min(k, number of allowed rows); both are (0, 0)
@@ -226,9 +256,17 @@ def dense_top_k(
     Raises:
         InvalidInput: an argument has a wrong dtype or shape, or an allowed row scores NaN.
     """
-    arrays = None if copies is None else (copies.rows, copies.scales, copies.errors)
+    codes = copies.arrays() if isinstance(copies, RowCodes) else None
+    arrays = (copies.rows, copies.scales, copies.errors) if isinstance(copies, Copies) else None
     indptr, doc_ords, scores = _native.dense_top_k(
-        rows, scales, queries, _count("k", k), _threads(threads), allowed, arrays
+        rows,
+        scales,
+        queries,
+        _count("k", k),
+        _threads(threads),
+        allowed,
+        arrays,
+        codes,
     )
     n_queries = len(indptr) - 1
     n_hits = int(indptr[1]) if n_queries else 0
@@ -251,6 +289,54 @@ def copy_rows(rows: Rows) -> Copies:
         copies.rows[span], copies.scales[span] = rounded, scales
         copies.errors[span] = np.nextafter(errors, np.float32(np.inf))
     return copies
+
+
+CODED_BLOCK = 64  # rows whose codes are stored together
+CODED_SAMPLE = 16_384  # rows from which the center and the scales of columns are estimated
+
+
+def code_columns(
+    rows: Rows, *, scales: npt.NDArray[np.float32] | None = None
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return the center and the scales of columns for `code_rows`, from the first 16,384 rows.
+
+    A column's scale is at least 0.001 of the largest one, and 1 if all rows are equal. Any values keep a search exact;
+    these make residuals short.
+    """
+    first = slice(min(len(rows), CODED_SAMPLE))
+    sample = rows[first].astype(np.float64)
+    if scales is not None:
+        sample *= scales[first, None]
+    if not len(sample):
+        return np.zeros(rows.shape[1], np.float32), np.ones(rows.shape[1], np.float32)
+    deviations = sample.std(axis=0)
+    least = deviations.max(initial=0.0) / 1000
+    columns = np.maximum(deviations, least) if least > 0 else np.ones_like(deviations)
+    return sample.mean(axis=0).astype(np.float32), columns.astype(np.float32)
+
+
+def code_rows(
+    rows: Rows,
+    *,
+    scales: npt.NDArray[np.float32] | None = None,
+    columns: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None,
+) -> RowCodes:
+    """Return 4-bit codes of rows.
+
+    The codes divide a row's columns, each relative to its scale, into 16 steps of 0.3 of their root mean square. A
+    row's scales are projections, which make its residuals short. The errors bound scores, since |query . residual| is
+    at most |query| |residual| (Cauchy-Schwarz inequality).
+
+    Args:
+        rows: (n, width) float16, float32 or int8, finite.
+        scales: (n,) float32 for int8 rows, else None; row i represents scales[i] * rows[i].
+        columns: center and scales of columns (`code_columns`); None to estimate them from the rows.
+
+    Raises:
+        InvalidInput: a row is not finite, or too large for an error bound in float32.
+    """
+    center, deviations = code_columns(rows, scales=scales) if columns is None else columns
+    return RowCodes(*_native.code_rows(rows, scales, center, deviations), center, deviations)
 
 
 def dense_pair_scores(

@@ -39,8 +39,12 @@ def dense_top_k(
     n_threads: int,
     allowed: _Array | None,
     copies: tuple[_Array, _Array, _Array] | None,
+    codes: tuple[_Array, ...] | None,
     /,
 ) -> _Lists: ...
+def code_rows(
+    rows: _Array, scales: _Array | None, center: _Array, columns: _Array, /
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.float32]]: ...
 def check_graph(stored: npt.NDArray[np.uint8], empty: npt.NDArray[np.uint8], n_rows: int) -> None: ...
 def dense_pair_scores(
     rows: _Array, scales: _Array | None, doc_ords: _Array, query: _Array, /

@@ -119,6 +119,27 @@ def dense_top_k(
     return docs[best].astype(np.uint32), np.take_along_axis(scores, best, axis=1).astype(np.float32)
 
 
+def code_rows(
+    rows: Rows,
+    columns: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
+    *,
+    scales: npt.NDArray[np.float32] | None = None,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return what `lightir.kernel.code_rows` stores: (n, width) codes, (2, n) scales, (2, n) lengths of residuals."""
+    center, deviations = (part.astype(np.float64) for part in columns)
+    codes = np.zeros(rows.shape, np.uint8)
+    factors, lengths = np.zeros((2, len(rows))), np.zeros((2, len(rows)))
+    for i, row in enumerate(_values(rows, scales)):
+        scaled = (row - center) / deviations
+        step = 0.3 * np.sqrt(np.mean(scaled**2))
+        codes[i] = 8 if step == 0 else np.floor(scaled / step).clip(-8, 7) + 8
+        for half, numbers in enumerate((2.0 * (codes[i] >> 2) - 3, 2.0 * codes[i] - 15)):
+            numbers *= deviations
+            factors[half, i] = max(0.0, (row - center) @ numbers / (numbers @ numbers))
+            lengths[half, i] = np.linalg.norm(row - center - factors[half, i] * numbers)
+    return codes, factors, lengths
+
+
 def dense_pair_scores(
     rows: Rows,
     doc_ords: DocOrds,

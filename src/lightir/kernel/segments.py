@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from lightir.kernel import Copies, DocOrds, Postings, Rows, Scores, Weights, _native
-
-DenseRows: TypeAlias = tuple[Rows, npt.NDArray[np.float32] | None, Copies | None]
-"""Rows, their scales and their int8 copies; scales and copies may be None."""
+from lightir.kernel import Copies, DocOrds, Postings, RowCodes, Rows, Scores, Weights, _native
 
 Allowed: TypeAlias = list[npt.NDArray[np.uint8] | None] | None
 """One bitmap per segment of the documents that may be returned (`pack_bitmap`); None for all."""
 
 BranchQueries: TypeAlias = tuple[Any, ...]
 """A branch's documents with a batch of queries, made by `DenseSegments.queries` or `SparseSegments.queries`."""
+
+
+class ScannedRows(NamedTuple):
+    """Dense rows of one segment.
+
+    Attributes:
+        rows: (n, width) float16, float32 or int8.
+        scales: (n,) float32 for int8 rows, else None.
+        copies: int8 copies of the rows, which a scan reads first, or None.
+        codes: 4-bit codes of the rows, which a scan reads before copies and rows, or None.
+    """
+
+    rows: Rows
+    scales: npt.NDArray[np.float32] | None = None
+    copies: Copies | None = None
+    codes: RowCodes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,7 @@ class SparseRows:
 class DenseSegments:
     """Dense rows of all segments of a view; doc_ords are numbered across the segments."""
 
-    def __init__(self, segments: Sequence[DenseRows | None], n_docs: Sequence[int]) -> None:
+    def __init__(self, segments: Sequence[ScannedRows | None], n_docs: Sequence[int]) -> None:
         """Borrow the segments' arrays.
 
         Args:
@@ -64,8 +77,9 @@ class DenseSegments:
             if segment is None:
                 parts.append(None)
                 continue
-            rows, scales, copies = segment
-            parts.append((rows, scales, None if copies is None else (copies.rows, copies.scales, copies.errors)))
+            rows, scales, copies, codes = segment
+            copied = None if copies is None else (copies.rows, copies.scales, copies.errors)
+            parts.append((rows, scales, copied, None if codes is None else codes.arrays()))
         self.native = _native.DenseSegments(parts, _first_ords(n_docs))
 
     def queries(self, vectors: npt.NDArray[np.float32]) -> BranchQueries:

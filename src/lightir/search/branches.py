@@ -245,8 +245,7 @@ class BranchSearch:
         allowed = self._allowed("dense", position)
         first = np.uint32(live.first_ord)
         if not graph.serves(k, n_allowed):
-            assert live.segment.dense is not None
-            rows = DenseSegments([(*live.segment.dense, live.segment.dense_copies)], [len(live.segment)])
+            rows = DenseSegments([live.segment.dense_rows], [len(live.segment)])
             lists = _kernel_lists(rows, rows.queries(queries), Request(k, k, self.threads), [allowed])
             return [BranchList(ranked.doc_ords + first, ranked.scores) for ranked in lists]
         rankings = graph.top_k(queries, k, n_allowed=n_allowed, allowed=allowed, threads=self.threads)

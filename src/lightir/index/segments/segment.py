@@ -25,6 +25,7 @@ from lightir.index.segments.dictionary import SortedIds, SortedStrings
 from lightir.index.segments.graph import Graph, GraphFacts
 from lightir.index.segments.layout import MANIFEST, SEGMENT_VERSION, file_of
 from lightir.index.segments.rows import DenseMatrix, DocumentRows, TokenRows
+from lightir.kernel.segments import ScannedRows
 from lightir.vectors import TermIds
 
 RUN_DOCUMENTS = 65_536
@@ -167,6 +168,19 @@ class Segment:
         if "dense.copies" not in self.manifest["arrays"]:
             return None
         return kernel.Copies(*(self.array(f"dense.{name}") for name in ("copies", "copy_scales", "copy_errors")))
+
+    @cached_property
+    def dense_codes(self) -> kernel.RowCodes | None:
+        """4-bit codes of the dense rows, which are scanned first; None without codes."""
+        if "dense.codes" not in self.manifest["arrays"]:
+            return None
+        names = ("codes", "code_scales", "code_errors", "code_center", "code_columns")
+        return kernel.RowCodes(*(self.array(f"dense.{name}") for name in names))
+
+    @property
+    def dense_rows(self) -> ScannedRows | None:
+        """The dense rows with their copies and codes, for the kernel; None if all documents are pending."""
+        return None if self.dense is None else ScannedRows(*self.dense, self.dense_copies, self.dense_codes)
 
     @cached_property
     def graph(self) -> Graph | None:

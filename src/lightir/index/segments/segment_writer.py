@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from lightir.errors import OutcomeUnknown, WriteFailed, storage_error
 from lightir.files import atomic_folder, sha256_file
 from lightir.index.index_options import IndexOptions
 from lightir.index.segments.graph import LEAST_DOCUMENTS, build_graph
-from lightir.index.segments.join import AnyArray, Join, Streamed, mapped
+from lightir.index.segments.join import AnyArray, Array, Join, Streamed, mapped
 from lightir.index.segments.layout import (
     ALIGNMENT,
+    CODED_ABOVE,
     MANIFEST,
     SEGMENT_VERSION,
     SEGMENTS_FOLDER,
@@ -83,6 +84,8 @@ def segment_arrays(
             arrays["graph.hnsw"], graph_facts = build_graph(matrix, scales, encoded)
             facts["graph"] = dataclasses.asdict(graph_facts)
         arrays |= _dense_arrays(rows, scales, copies=options.dense_dtype == "fp16+int8")
+        if options.dense_dtype == "fp16" and len(documents) > CODED_ABOVE:
+            arrays |= _code_arrays(rows, scratch)
     if documents.has("sparse"):
         sparse, facts["vocab_sizes"]["sparse"] = documents.sparse(scratch)
         arrays |= sparse
@@ -116,6 +119,58 @@ def _dense_arrays(rows: AnyArray, scales: npt.NDArray[np.float32] | None, *, cop
         "dense.copy_scales": streamed("scales", np.float32, rows.shape[:1]),
         "dense.copy_errors": streamed("errors", np.float32, rows.shape[:1]),
     }
+
+
+def _code_arrays(rows: AnyArray, scratch: Path) -> dict[str, AnyArray]:
+    """Return the 4-bit codes of float16 rows; those of streamed rows go through a temporary file."""
+    columns = kernel.code_columns(_first_rows(rows, kernel.CODED_SAMPLE))
+    row_scales, errors = np.empty((2, rows.shape[0]), np.float32), np.empty((2, rows.shape[0]), np.float32)
+
+    def pieces() -> Iterator[Array]:
+        first = 0
+        for piece in _blocks(rows.pieces()) if isinstance(rows, Streamed) else (rows,):
+            span = slice(first, first + len(piece))
+            made = kernel.code_rows(piece, columns=columns)
+            row_scales[:, span], errors[:, span] = made.scales, made.errors
+            first += len(piece)
+            yield made.rows
+
+    if isinstance(rows, Streamed):
+        n_blocks, n_columns = -(-rows.shape[0] // kernel.CODED_BLOCK), -(-rows.shape[1] // 4)
+        codes = mapped(Streamed(np.dtype(np.uint8), (n_blocks, 2, n_columns, kernel.CODED_BLOCK), pieces), scratch)
+    else:
+        (codes,) = pieces()
+    return {
+        "dense.codes": codes,
+        "dense.code_scales": row_scales,
+        "dense.code_errors": errors,
+        "dense.code_center": columns[0],
+        "dense.code_columns": columns[1],
+    }
+
+
+def _blocks(pieces: Iterable[Array]) -> Iterator[Array]:
+    """Yield the same rows in pieces of whole blocks of codes; the last one has what remains."""
+    rest: list[Array] = []
+    for piece in pieces:
+        rows = np.concatenate([*rest, piece])
+        whole = len(rows) // kernel.CODED_BLOCK * kernel.CODED_BLOCK
+        if whole:
+            yield rows[:whole]
+        rest = [rows[whole:]]
+    if rest and len(rest[0]):
+        yield rest[0]
+
+
+def _first_rows(rows: AnyArray, n: int) -> Array:
+    if not isinstance(rows, Streamed):
+        return rows[:n]
+    pieces: list[Array] = []
+    for piece in rows.pieces():
+        pieces.append(piece)
+        if sum(map(len, pieces)) >= n:
+            break
+    return np.concatenate(pieces)[:n]
 
 
 def write_arrays(
