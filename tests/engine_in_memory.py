@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from lightir.engines import CollectionRecord, EngineAddress, EngineFailed, EngineRows
-from lightir.engines.engine import EngineList
+from lightir.engines.engine import EngineList, refuse_filter
 from lightir.engines.qdrant import row_id
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
@@ -56,6 +56,9 @@ class EngineInMemory:
             del self.stored[doc_id]
 
     def finish(self) -> None: ...
+
+    def restrict(self, wanted: Mapping[str, object] | None) -> None:
+        refuse_filter(self.address, wanted)
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         return [self._best({i: float(row.dense[0] @ query) for i, row in self.stored.items()}, k) for query in queries]

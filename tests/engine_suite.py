@@ -197,3 +197,74 @@ def assert_fuses_natively(engine: Engine, folder: Path, depth: int = 50) -> None
         for doc_id, score in zip(ranking.doc_ids, ranking.scores, strict=True):
             assert low[doc_id] - 1e-6 <= score <= high[doc_id] + 1e-6
         assert not len(ranking) or ranking.scores[0] >= max(low.values()) - 1e-6
+
+
+METADATA: tuple[dict[str, Any], ...] = (
+    {"n": 1, "s": "b", "tags": ["x", "y"], "deep": {"er": 5}, "t": True},
+    {"n": 1.5, "s": "B", "tags": [], "deep": {"er": "5"}, "t": False},
+    {"n": -3, "s": "ä", "tags": ["y", 1, None], "deep": [{"er": 5}], "t": None},
+    {"n": "1", "s": None, "tags": "x", "a.b": 1, "back\\slash": "it's 100%"},
+    {"n": [1, "b", 2**60], "s": "", "tags": [["x"]], "0": "zero"},
+    {},
+)
+
+FILTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"n": 1},
+    {"n": 1.0},
+    {"n": {"gt": 1}},
+    {"n": {"gte": 1, "lt": 2}},
+    {"n": {"lte": -2.5}},
+    {"n": {"gte": "1"}},
+    {"n": 2**60},
+    {"n": 2**60 + 1},
+    {"s": "b"},
+    {"s": {"gt": "B"}},
+    {"s": {"lt": "c"}},
+    {"s": None},
+    {"s": {"exists": True}},
+    {"s": {"exists": False}},
+    {"tags": "x"},
+    {"tags": {"in": ["y", 1]}},
+    {"tags": {"in": []}},
+    {"tags": None},
+    {"tags": {"exists": True}},
+    {"not": {"tags": "x"}},
+    {"deep.er": 5},
+    {"deep.er": "5"},
+    {"deep.er": {"exists": False}},
+    {"t": True},
+    {"t": {"in": [False, None]}},
+    {"0": "zero"},
+    {"back\\slash": {"exists": True}},
+    {"or": [{"n": 1}, {"s": "ä"}]},
+    {"or": []},
+    {"and": [{"n": {"exists": True}}, {"not": {"or": [{"n": 1.5}, {"t": True}]}}], "s": {"in": ["", "ä", None]}},
+    {"s": "it's %s {id} \"; DROP TABLE docs"},
+)
+
+
+def assert_filters_like_the_index(engine: Engine, folder: Path) -> None:
+    """Each filter gives the rankings of the index, whose fields have no types."""
+    source = shard(120)
+    documents = [
+        Document(document.doc_id, document.text, "", METADATA[at % len(METADATA)])
+        for at, document in enumerate(source.documents)
+    ]
+    options = IndexOptions(analyzer=None)
+    plain = Shard(documents, source.dense, source.sparse)
+    build_index([plain], folder, options=options, contract=contract(), overwrite=True, progress=False)
+    with Index.open(folder) as index:
+        push_index(index, engine, NOW)
+        own, theirs = Searcher(index, RandomQueries()), EngineSearcher(engine, RandomQueries())
+        numbers = set()
+        for wanted in FILTERS:
+            chosen = SearchOptions(filter=wanted, depth=20)
+            expected, answers = own.search(QUERIES[:3], 10, chosen), theirs.search(QUERIES[:3], 10, chosen)
+            for query_id, ranking in expected.items():
+                assert list(answers[query_id].doc_ids) == list(ranking.doc_ids), (wanted, query_id)
+                np.testing.assert_allclose(answers[query_id].scores, ranking.scores, rtol=0, atol=2e-5)
+            numbers.add(len(expected["1"]))
+        assert {0, 10} <= numbers
+        everything = theirs.search(QUERIES[:3], 10, SearchOptions(depth=20))  # no filter is kept
+        assert len(everything["1"]) == 10

@@ -106,7 +106,7 @@ def test_an_index_without_vectors_and_other_encoders_are_refused(engine: EngineI
     with pytest.raises(ContractMismatch, match="use the query encoder of the index that was pushed"):
         EngineSearcher(engine, other)
     searcher = EngineSearcher(engine, suite.RandomQueries())
-    with pytest.raises(InvalidInput, match="the search option filter is not supported in an engine"):
+    with pytest.raises(InvalidInput, match="filters are not supported for qdrant"):
         searcher.search(["query"], options=SearchOptions(filter={"i": 3}))
     with pytest.raises(InvalidInput, match="no tokens branch"):
         searcher.search(["query"], options=SearchOptions(mode="tokens"))
@@ -202,7 +202,7 @@ def test_records_and_payloads_of_others_are_told_from_ours() -> None:
     ("arguments", "problem"),
     [
         (["q"], "requires --query-encoder"),
-        (["q", "--query-encoder", "m", "--filter", "{}"], "--filter is not supported"),
+        (["q", "--query-encoder", "m", "--sort", "i"], "--sort is not supported"),
         (["q", "--query-encoder", "m", "--facet", "x"], "--facet is not supported"),
         (["q", "--query-encoder", "m", "--rerank", "x"], "--rerank is not supported"),
         (["q", "--query-encoder", "m", "--synonyms", "x"], "--synonyms is not supported"),

@@ -141,6 +141,59 @@ def test_a_push_that_was_killed_continues(engine: Engine, folder: Path, monkeypa
     suite.assert_resumes(engine, folder, monkeypatch)
 
 
+def test_a_filter_finds_what_it_finds_in_the_index(engine: Engine, folder: Path) -> None:
+    if engine.address.kind == "postgresql":
+        suite.assert_filters_like_the_index(engine, folder)
+        native = suite.EngineSearcher(engine, suite.RandomQueries(), native=True)
+        with pytest.raises(InvalidInput, match="fusion knows no filter"):
+            native.search(["a"], 5, suite.SearchOptions(filter={"n": 1}))
+        return
+    with Index.open(folder) as index:
+        push_index(index, engine, suite.NOW)
+    searcher = suite.EngineSearcher(engine, suite.RandomQueries())
+    with pytest.raises(InvalidInput, match="filters are not supported for"):
+        searcher.search(["a"], 5, suite.SearchOptions(filter={"n": 1}))
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "milvus", "elasticsearch"])
+def test_a_push_whose_process_is_killed_continues(
+    kind: str, folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue({"postgresql": "postgres"}.get(kind, kind))
+    address = f"{server}&table=killed" if kind == "postgresql" else f"{kind}://127.0.0.1:{server}/killed"
+    engine = open_engine(address)
+    engine.drop()
+    command = [sys.executable, "-m", "lightir", "push", str(folder), address, "--batch", "2"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            while process.poll() is None and rows_of(engine) < 60:
+                time.sleep(0.005)
+        finally:
+            process.kill()  # SIGKILL
+        assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
+    present = dict(engine.versions())
+    assert 60 <= len(present) < suite.N
+    with Index.open(folder) as index:
+        report = push_index(index, engine, suite.NOW)
+    assert (report.sent, report.unchanged, report.surplus) == (suite.N - len(present), len(present), 0)
+    stored = list(engine.versions())
+    assert len(stored) == len(dict(stored)) == engine.count() == suite.N
+    assert present.items() <= dict(stored).items()
+    suite.assert_reads_back(engine, folder)
+    suite.assert_ranks_like_the_index(engine, folder)
+    engine.drop()
+    engine.close()
+
+
+def rows_of(engine: Engine) -> int:
+    """Return the number of rows of a collection that may not exist yet."""
+    try:
+        return 0 if engine.collection() is None else len(list(engine.versions()))
+    except EngineFailed:
+        return 0
+
+
 def test_a_collection_of_another_model_is_refused(engine: Engine, folder: Path) -> None:
     with Index.open(folder) as index:
         push_index(index, engine, suite.NOW)
@@ -221,8 +274,13 @@ def test_the_commands_push_and_search_by_an_address(
     queries = ["--queries", str(tmp_path / "queries.txt"), "--run", str(tmp_path / "run")]
     assert main(["search", address, *search[3:], *queries]) == 0
     assert len(read_run(tmp_path / "run")) == 2
-    assert main([*search, "--filter", '{"page": 1}']) == 2
-    assert "--filter is not supported" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main([*search, "--filter", '{"page": 1}', "--json"]) == 0
+    assert [hit["doc_id"] for hit in json.loads(capsys.readouterr().out)["hits"]] == ["a"]
+    assert main([*search, "--filter", '{"page": {"near": 1}}']) == 1
+    assert "unknown test" in capsys.readouterr().err
+    assert main([*search, "--offset", "1"]) == 2
+    assert "--offset is not supported" in capsys.readouterr().err
 
 
 def foreign_rows() -> tuple[list[str], np.ndarray]:

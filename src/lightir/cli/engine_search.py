@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 USED = {
     "index", "query", "k", "json", "mode", "fusion", "weights", "depth", "min_score", "passages", "queries", "split",
     "run_file", "task", "query_encoder", "threads", "exact", "engine_fusion", "explain", "prompts", "limits", "syntax",
-    "traceback", "command", "run", "parser", "on_interrupt",
+    "filter", "traceback", "command", "run", "parser", "on_interrupt",
 }  # fmt: skip
 """Arguments of lightir search that a search of an engine uses, and those of every command."""
 

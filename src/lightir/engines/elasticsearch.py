@@ -29,11 +29,13 @@ from lightir.engines.engine import (
     EngineRows,
     document_of_payload,
     payload_of,
+    refuse_filter,
     sparse_dict,
     sparse_of_dicts,
 )
 from lightir.engines.http_json import JsonOverHttp
 from lightir.errors import InvalidInput
+from lightir.index.metadata_filters import Filter
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -213,6 +215,10 @@ class Elasticsearch:
     def finish(self) -> None:
         """Make all changes visible to searches."""
         self._server.ask("POST", f"{self._path}/_refresh")
+
+    def restrict(self, wanted: Filter | None) -> None:
+        """Refuse filters, which lightir does not translate for this engine."""
+        refuse_filter(self.address, wanted)
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from lightir.engines.address import EngineAddress, field_of
 from lightir.errors import FormatError, InvalidInput, LightirError, MissingExtra
+from lightir.index.metadata_filters import Filter
 from lightir.types import Branch, Document
 from lightir.vectors import Floats, SparseVectors
 
@@ -163,6 +164,14 @@ class Engine(Protocol):
         """Make all changes visible to searches, and build what they need."""
         ...
 
+    def restrict(self, wanted: Filter | None) -> None:
+        """Let the following searches return rows that match a metadata filter alone; None for all rows.
+
+        Raises:
+            InvalidInput: a malformed filter, or an engine for which filters are not supported.
+        """
+        ...
+
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products."""
         ...
@@ -212,6 +221,12 @@ def client_module(name: str, kind: str) -> Any:
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(kind, kind)
         raise MissingExtra(f"{kind} requires {error.name}: pip install 'lightir[{extra}]'") from None
+
+
+def refuse_filter(address: EngineAddress, wanted: Filter | None) -> None:
+    """Refuse a filter for an engine that lightir does not translate filters for."""
+    if wanted is not None:
+        raise InvalidInput(f"filters are not supported for {address.kind}; search the index with it, or PostgreSQL")
 
 
 @contextlib.contextmanager

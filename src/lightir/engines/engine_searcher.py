@@ -95,7 +95,7 @@ class EngineSearcher:
         Args:
             queries: queries, or texts, whose query_id is their position. An empty query finds nothing.
             k: number of documents.
-            options: mode, fusion, weights, depth and exclusions; others are refused.
+            options: mode, fusion, weights, depth, exclusions and filter; others are refused.
 
         Raises:
             InvalidInput: bad arguments, or a branch that the collection or the encoder lacks.
@@ -133,10 +133,12 @@ class EngineSearcher:
 
     def _plan(self, options: SearchOptions) -> Plan:
         default = SearchOptions()
-        used = ("mode", "fusion", "weights", "depth", "exclude", "exclude_same_id", "min_score", "passages")
+        used = ("mode", "fusion", "weights", "depth", "exclude", "exclude_same_id", "min_score", "passages", "filter")
         for name in SearchOptions.__dataclass_fields__:
             if name not in used and getattr(options, name) != getattr(default, name):
                 raise InvalidInput(f"the search option {name} is not supported in an engine; search an index with it")
+        if options.filter is not None and self.native:
+            raise InvalidInput("the engine's own fusion knows no filter; fuse the branches here")
         return plan(self.collection.branches, self._contract, options)
 
     def _ranked(
@@ -145,6 +147,7 @@ class EngineSearcher:
         """Return each query's ranking, and the branches' scores of its candidates."""
         require_count(k)
         vectors = self._encoded(queries)
+        self.engine.restrict(options.filter)
         return [self._best(vectors, at, query.query_id, k, (chosen, options)) for at, query in enumerate(queries)]
 
     def _best(

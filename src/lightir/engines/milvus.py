@@ -28,10 +28,12 @@ from lightir.engines.engine import (
     document_of_payload,
     engine_errors,
     payload_of,
+    refuse_filter,
     sparse_dict,
     sparse_of_dicts,
 )
 from lightir.errors import InvalidInput
+from lightir.index.metadata_filters import Filter
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -191,6 +193,10 @@ class Milvus:
         """Seal the rows, so that the server indexes them."""
         with engine_errors(self.address, "flush"):
             self._client.flush(self.address.collection)
+
+    def restrict(self, wanted: Filter | None) -> None:
+        """Refuse filters, which lightir does not translate for this engine."""
+        refuse_filter(self.address, wanted)
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products."""

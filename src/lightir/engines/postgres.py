@@ -30,7 +30,9 @@ from lightir.engines.engine import (
     payload_of,
     sparse_of_dicts,
 )
+from lightir.engines.postgres_filters import filter_sql
 from lightir.errors import InvalidInput
+from lightir.index.metadata_filters import Filter, parse
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -68,6 +70,7 @@ class Postgres:
         self._names = {"id": DOC_ID, "vector": DENSE, "sparse": SPARSE}
         self._columns: Sequence[str] = COLUMNS
         self._present: CollectionRecord | None = None
+        self._where, self._filter_values = "", list[Any]()
         host = address.options.get("host", address.host)
         given = {"host": host, "dbname": address.path, "user": address.user, "password": engine_key()}
         arguments: dict[str, Any] = {name: value for name, value in given.items() if value}
@@ -217,33 +220,50 @@ class Postgres:
                 )
             self._do("ANALYZE {table}")
 
+    def restrict(self, wanted: Filter | None) -> None:
+        """Let the following searches return rows that match a filter alone, which they find by a scan.
+
+        The table has no types of fields: values are compared as JSON, dates as strings.
+
+        Raises:
+            InvalidInput: a malformed filter, or a table of another program.
+        """
+        self._where, self._filter_values = "", []
+        if wanted is None:
+            return
+        if METADATA not in self._columns:
+            raise InvalidInput(f"{self.address} has no column {METADATA!r}, so it cannot be filtered")
+        where, self._filter_values = filter_sql(parse(wanted))
+        self._where = f" AND {where}"
+
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products; of the highest cosines in another's table."""
         is_foreign = self._present is not None and not self._present.fingerprint
         score, order = ("1 - ({vector} <=> %s::vector)", "<=>") if is_foreign else ("-({vector} <#> %s::vector)", "<#>")
-        statement = f"SELECT {{id}}::text, {score} FROM {{table}} WHERE {{vector}} IS NOT NULL "
+        statement = f"SELECT {{id}}::text, {score} FROM {{table}} WHERE {{vector}} IS NOT NULL{self._where} "
         statement += f"ORDER BY {{vector}} {order} %s::vector LIMIT %s"
         lists = []
         for row in queries:
             text = _vector_text(row)
             with engine_errors(self.address, "search"), self._connection.transaction():
-                if exact:
+                if exact or self._where:
                     self._do("SET LOCAL enable_indexscan = off")
                 else:
                     self._do(f"SET LOCAL hnsw.ef_search = {min(max(k, MIN_EF), MAX_EF)}")
                     self._do("SET LOCAL hnsw.iterative_scan = strict_order")
-                lists.append(_listed(self._all(statement, [text, text, k])))
+                lists.append(_listed(self._all(statement, [text, *self._filter_values, text, k])))
         return lists
 
     def sparse(self, queries: SparseVectors, k: int) -> list[EngineList]:
         """Return each query's k rows of the highest inner products above 0."""
-        statement = "SELECT {id}::text, -(sparse <#> %s::sparsevec) FROM {table} WHERE sparse <#> %s::sparsevec < 0 "
+        statement = "SELECT {id}::text, -(sparse <#> %s::sparsevec) FROM {table} WHERE sparse <#> %s::sparsevec < 0"
+        statement += f"{self._where} "
         statement += "ORDER BY sparse <#> %s::sparsevec LIMIT %s"
         lists = []
         for row in range(len(queries)):
             text = _sparse_text(queries, row)
             with engine_errors(self.address, "search"):
-                lists.append(_listed(self._all(statement, [text, text, text, k])))
+                lists.append(_listed(self._all(statement, [text, text, *self._filter_values, text, k])))
         return lists
 
     def fused(self, dense: Floats, sparse: SparseVectors, k: int, depth: int) -> list[EngineList]:

@@ -25,9 +25,11 @@ from lightir.engines.engine import (
     document_of_payload,
     engine_errors,
     payload_of,
+    refuse_filter,
     sparse_of_dicts,
 )
 from lightir.errors import InvalidInput
+from lightir.index.metadata_filters import Filter
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -185,6 +187,10 @@ class Qdrant:
 
     def finish(self) -> None:
         """Do nothing: a written row can be searched at once, and the server builds its graph by itself."""
+
+    def restrict(self, wanted: Filter | None) -> None:
+        """Refuse filters, which lightir does not translate for this engine."""
+        refuse_filter(self.address, wanted)
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products."""
