@@ -101,9 +101,17 @@ def test_without_ray_the_error_names_the_extra(model: Path, tmp_path: Path, monk
         RayOptions("auto", cpus=0)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.2:1", "127.0.0.2", "127.0.0.2:x", "127.0.0.2:70000"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.2:1", "127.0.0.2", "127.0.0.2:x", "127.0.0.2:70000", "127.0.0.1:1", "localhost:1"]
+)
 def test_an_address_where_no_cluster_answers_is_refused_at_once(address: str) -> None:
     with pytest.raises(
         InvalidInput, match=rf"no Ray cluster answers at {address}: .* start one with: ray start --head"
     ):
-        require_answer(address)
+        require_answer(address, lambda: "127.0.0.3")
+
+
+@pytest.mark.parametrize("listens_on", ["127.0.0.1", "127.0.0.3"])
+def test_a_loopback_address_also_means_the_own_address_of_the_machine(listens_on: str) -> None:
+    with socket.create_server((listens_on, 0)) as listening:
+        require_answer(f"127.0.0.1:{listening.getsockname()[1]}", lambda: "127.0.0.3")

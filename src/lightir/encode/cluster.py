@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def encode_corpus_on_ray(
         MissingExtra: Ray is not installed.
     """
     ray, options = import_ray(), options or EncodeOptions()
-    require_answer(cluster.address)
+    require_answer(cluster.address, ray.util.get_node_ip_address)
     folder = resolve_model_folder(model)
     # Only the tokenizer and the number of weights are needed here: the weights are dropped.
     retriever = LightRetriever.load(folder, dtype=torch.bfloat16).to("meta")
@@ -140,19 +140,27 @@ def import_ray() -> Any:
         raise MissingExtra("Ray is needed to encode on a cluster: pip install 'lightir[ray]'") from None
 
 
-def require_answer(address: str) -> None:
+def require_answer(address: str, own_host: Callable[[], str]) -> None:
     """Refuse an address where nothing listens; Ray alone would try for minutes.
 
-    Loopback addresses are left to Ray, which replaces them by the machine's own address.
+    Args:
+        address: HOST:PORT, or "auto", which is left to Ray.
+        own_host: function that returns the machine's own address, by which Ray replaces a loopback address. It is
+            tried if nothing listens on the loopback address itself.
 
     Raises:
         InvalidInput: nothing answers in CONNECT_S.
     """
     host, _, port = address.rpartition(":")
-    if address == "auto" or host in ("127.0.0.1", "localhost"):
+    if address == "auto":
         return
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        except OSError:
+            if host not in ("127.0.0.1", "localhost"):
+                raise
+            socket.create_connection((own_host(), int(port)), timeout=CONNECT_S).close()
     except (OSError, ValueError, OverflowError) as error:
         raise InvalidInput(
             f"no Ray cluster answers at {address}: {error}. Expected HOST:PORT, or auto; start one with: "
