@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ from lightir.query import CachedQueryEncoder
 from lightir.text import check_text
 from lightir.types import BRANCHES, Branch, Document, require_list
 from lightir.vectors import Floats
+
+if TYPE_CHECKING:
+    from lightir.index.collection import CollectionCounts
 
 OPEN_TRIES = 10
 
@@ -80,6 +83,15 @@ class IndexInfo:
     boosts: Mapping[str, int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """Options of `Index.open`, which `refresh` keeps."""
+
+    skip_damaged: bool = False
+    exact: bool = False
+    collection: CollectionCounts | None = None
+
+
 class Index:
     """An index folder opened for reading. It shows one view until `refresh` opens the newest.
 
@@ -88,15 +100,22 @@ class Index:
     segments is not freed.
     """
 
-    def __init__(self, folder: Path, view: View, *, skip_damaged: bool) -> None:
+    def __init__(self, folder: Path, view: View, opening: _Opening) -> None:
         """Take over an opened view; use `open`."""
         self.folder = folder
         self._view: View | None = view
-        self._skip_damaged = skip_damaged
+        self._opening = opening
         self._refreshing = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path | str, *, skip_damaged: bool = False, exact: bool = False) -> Index:
+    def open(
+        cls,
+        folder: Path | str,
+        *,
+        skip_damaged: bool = False,
+        exact: bool = False,
+        collection: CollectionCounts | None = None,
+    ) -> Index:
         """Open an index and check versions and file sizes; `verify` checks every byte.
 
         Args:
@@ -104,6 +123,7 @@ class Index:
             skip_damaged: skip segments that cannot be opened. `view.damaged` has their errors, and `view.missing`
                 returns the ids of their documents.
             exact: scan the dense rows even if the index has graphs over them.
+            collection: counts of all shards, by which words are weighted, if the index is one of several.
 
         Raises:
             NotFound: the folder is not an index.
@@ -111,7 +131,8 @@ class Index:
             StorageError: the system refuses to open a file: too many open files, no memory, a failing disk.
         """
         folder = Path(folder)
-        return cls(folder, _newest(folder, None, skip_damaged, exact), skip_damaged=skip_damaged)
+        opening = _Opening(skip_damaged, exact, collection)
+        return cls(folder, _newest(folder, None, opening), opening)
 
     @property
     def view(self) -> View:
@@ -147,7 +168,7 @@ class Index:
         """
         with self._refreshing:
             before = self._present
-            newest = _newest(self.folder, before, self._skip_damaged, before.exact)
+            newest = _newest(self.folder, before, self._opening)
             changed = newest is not before
             self._view = newest
             return changed
@@ -367,7 +388,7 @@ class Index:
             copy_folder(self.folder / QUERY_ENCODER, folder / QUERY_ENCODER)
 
 
-def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool) -> View:
+def _newest(folder: Path, current: View | None, opening: _Opening) -> View:
     """Return the newest view, or the current one if nothing has changed.
 
     The writer may remove a segment after the store was read and before the segment's files are opened. So later
@@ -387,8 +408,15 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
                 if current is not None and _shows(current, store, state[1]):
                     current.store.renew(store)
                     return current
-                skip = skip_damaged and state == failed_state
-                view = View(folder, store, before=current, skip_damaged=skip, exact=exact)
+                skip = opening.skip_damaged and state == failed_state
+                view = View(
+                    folder,
+                    store,
+                    before=current,
+                    skip_damaged=skip,
+                    exact=opening.exact,
+                    collection=opening.collection,
+                )
             except (FormatError, InvalidInput):
                 store.close()
                 if state == failed_state or attempt == OPEN_TRIES:

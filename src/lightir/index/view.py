@@ -6,7 +6,7 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ from lightir.text import check_text
 from lightir.types import BRANCHES, Branch, Document, require_list
 from lightir.vectors import SparseVectors, row_entries
 
+if TYPE_CHECKING:
+    from lightir.index.collection import CollectionCounts
+
 FILTERS_KEPT = 16
 """Maximum number of filters, and of phrases, whose bitmaps a view caches."""
 
@@ -56,7 +59,14 @@ class View:
     """
 
     def __init__(
-        self, folder: Path, store: Store, *, before: View | None = None, skip_damaged: bool = False, exact: bool = False
+        self,
+        folder: Path,
+        store: Store,
+        *,
+        before: View | None = None,
+        skip_damaged: bool = False,
+        exact: bool = False,
+        collection: CollectionCounts | None = None,
     ) -> None:
         """Open the state of a store; the view owns the store's connection.
 
@@ -67,6 +77,7 @@ class View:
                 store may use the same numbers for other segments and other metadata.
             skip_damaged: skip segments that cannot be opened, and list them in `damaged`.
             exact: ignore graphs over dense rows.
+            collection: counts of all shards if the index is one of several; None if it is alone.
 
         Raises:
             FormatError: a file is missing, damaged or of another version; the message names the file.
@@ -74,6 +85,7 @@ class View:
         self.folder = folder
         self.store = store
         self.exact = exact
+        self.collection = collection
         self.record = checked_record(folder / STORE_FILE, store.record())
         self.generation = store.generation()
         where = str(folder / STORE_FILE)
@@ -142,6 +154,8 @@ class View:
     @shared_property
     def branches(self) -> tuple[Branch, ...]:
         """The branches that can be searched: those with vectors of at least one document, and tokens."""
+        if self.collection is not None:
+            return self.collection.branches
         branches = [branch for branch in BRANCHES if any(_fills(live, branch) for live in self.segments)]
         if self.analyzer is not None and "tokens" not in branches:
             branches.append("tokens")
@@ -197,8 +211,20 @@ class View:
 
     @shared_property
     def mean_length(self) -> float:
-        """Mean number of terms per document."""
+        """Mean number of terms per document; that of all shards if the index is one of several."""
+        if self.collection is not None:
+            return mean_length(self.collection.total_length, self.collection.n_documents)
         return mean_length(sum(live.total_length for live in self.segments), len(self))
+
+    @property
+    def n_counted(self) -> int:
+        """Number of documents by which words are weighted: those of all shards if the index is one of several."""
+        return len(self) if self.collection is None else self.collection.n_documents
+
+    @property
+    def any_pending(self) -> bool:
+        """Whether a document is pending, in any shard if the index is one of several."""
+        return (self.n_pending if self.collection is None else self.collection.n_pending) > 0
 
     def require(self, branch: Branch) -> None:
         """Raise InvalidInput if the branch cannot be searched."""
@@ -498,7 +524,7 @@ class View:
         facts = {term: self._facts(term) for term in sorted({term for row in rows for term in row} | others)}
         terms = [term for term, (df, _) in facts.items() if df]
         position_of = {term: position for position, term in enumerate(terms)}
-        n_docs = len(self)
+        n_docs = self.n_counted
         factors = [idf(n_docs, facts[term][0]) if idfs else 1.0 for term in terms]
         # One query at a time in plain Python, since for a few queries each array operation costs more than it saves.
         counts = [Counter([position_of[term] for term in row if term in position_of]) for row in rows]
@@ -529,7 +555,7 @@ class View:
         """Return a query's positions and weights with those of its alternatives added, by ascending position."""
         weights = dict(row)
         for group in groups:
-            shared = idf(len(self), max(self.frequency(term) for term in (*group.terms, group.own)))
+            shared = idf(self.n_counted, max(self.frequency(term) for term in (*group.terms, group.own)))
             for term, factor in zip(group.terms, group.factors, strict=True):
                 if (position := position_of.get(term)) is not None:
                     weights[position] = weights.get(position, 0.0) + factor * shared
@@ -541,7 +567,7 @@ class View:
         most: dict[str, float] = {}
         for group in groups:
             if not set(self.analyzer.terms([group.word])[0]) & set(row):
-                shared = idf(len(self), max(self.frequency(term) for term in group.terms))
+                shared = idf(self.n_counted, max(self.frequency(term) for term in group.terms))
                 most[group.word] = max(most.get(group.word, 0.0), max(group.factors) * shared)
         return sum(most.values())
 
@@ -551,7 +577,10 @@ class View:
 
     @shared_property
     def vocabulary(self) -> WordDictionary:
-        """The words of the tokens branch; none where its terms are the model's."""
+        """The words of the tokens branch, of all shards; none where its terms are the model's."""
+        if self.collection is not None:
+            terms = self.collection.terms
+            return WordDictionary([(terms, self.collection.df)] if isinstance(terms, SortedStrings) else [])
         segments = [live.segment for live in self.segments if live.segment.has("tokens")]
         parts = [(segment.terms, segment.df) for segment in segments if not self.counts_model_terms]
         return WordDictionary([(terms, df) for terms, df in parts if isinstance(terms, SortedStrings)])
@@ -585,7 +614,10 @@ class View:
         if facts is None:
             positions = [live.segment.terms.find(term) for live in self.segments]  # type: ignore[arg-type]
             pairs = zip(self.segments, positions, strict=True)
-            df = sum(live.df(position) for live, position in pairs if position is not None)
+            if self.collection is not None:
+                df = self.collection.frequency(term)
+            else:
+                df = sum(live.df(position) for live, position in pairs if position is not None)
             facts = df, tuple(-1 if position is None else position for position in positions)
             if len(self._terms) >= TERMS_KEPT:
                 self._terms.clear()

@@ -363,7 +363,7 @@ class Searcher:
             )
         options = dataclasses.replace(options, mode=branch_mode(options.mode, view, self.encoder))
         chosen = plan(view.branches, view.contract, options)
-        if not view.n_pending:
+        if not view.any_pending:
             chosen = dataclasses.replace(chosen, finds_pending=False)
         if self.encoder is not None:
             _require_fit(view.contract, self.encoder)  # the index may have been replaced by one of another model
