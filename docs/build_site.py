@@ -1,9 +1,10 @@
 """Build the documentation site in build/site/html: `make site`.
 
 The site has the pages of the repository at their own places, so links between them work in both. Files that pages link
-to, such as sources, examples and results, are published beside them. Zensical (mkdocs.yml) makes HTML of the pages, and
-fails at a link without a target. lightir indexes the pages in passages and publishes the index in the site, so it is
-searched without a server: by meaning too if minilm and a program that runs it are installed, else by words.
+to, such as sources, examples and results, are published beside them. Mermaid charts become SVG (docs/drawing.py).
+Zensical (mkdocs.yml) makes HTML of the pages, and fails at a link without a target. lightir indexes the pages in
+passages and publishes the index in the site, so it is searched without a server: by meaning too if minilm and a program
+that runs it are installed, else by words.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import drawing
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "build" / "site"
@@ -50,6 +53,15 @@ def copy_files(source: Path) -> None:
         shutil.copyfile(ROOT / path, source / path)
 
 
+def draw_charts(source: Path) -> None:
+    """Replace the Mermaid charts of copied pages by SVG, which needs no script and no network."""
+    for page in source.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        drawn = drawing.CHART.sub(lambda chart: drawing.draw(chart[1]) + "\n", text)
+        if drawn != text:
+            page.write_text(drawn, encoding="utf-8")
+
+
 def publish_search(lightir: str) -> None:
     """Index the pages, encode them if that is possible here, and publish the index in the site.
 
@@ -79,6 +91,7 @@ def main() -> None:
     parser.add_argument("--lightir", default="lightir", metavar="COMMAND", help="the command that makes the search")
     args = parser.parse_args()
     copy_files(SITE / "source")
+    draw_charts(SITE / "source")
     zensical = Path(sys.executable).with_name("zensical")
     subprocess.run([zensical, "build", "--clean", "--strict", "-f", ROOT / "mkdocs.yml"], check=True)
     publish_search(args.lightir)

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import http.server
 import re
+import runpy
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +41,16 @@ POLICY = (
     "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 PREFIX = "/some/where/search/"
+ROOT = Path(__file__).resolve().parents[2]
+LONG = 40  # sentences, so that a section is a passage of its own
+PAGES = {
+    "README.md": f"# Kettles\n\n{'Kettles boil water. ' * LONG}\n\n"
+    f"## Where to buy\n\n{'Shops sell kettles. ' * LONG}\n",
+    "docs/care.md": f"# Care\n\n{'A kettle lasts for years. ' * LONG}\n\n"
+    f"## `descale`: limescale & vinegar_bath\n\n{'Vinegar dissolves limescale. ' * LONG}\n",
+    "packages/whistle/README.md": "# The whistle\n\nA whistle sings when steam passes through it.\n",
+}
+"""Pages of a small documentation site."""
 
 
 class Host(http.server.SimpleHTTPRequestHandler):
@@ -197,5 +209,68 @@ def test_what_was_read_is_searched_without_a_network(browser: Any, pets: tuple[P
 def test_the_page_has_no_violations_of_accessibility(browser: Any, pets: tuple[Path, Path]) -> None:
     with opened(browser, pets[1], allowed="inline style") as page:  # axe adds one
         ask(page, "kettle")
+        violations = Axe().run(page).response["violations"]
+        assert [(v["id"], [node["html"] for node in v["nodes"]]) for v in violations] == []
+
+
+@pytest.fixture(scope="module")
+def documentation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small documentation site, whose search is made as `make site` makes it; pages have the site's anchors."""
+    root = tmp_path_factory.mktemp("documentation")
+    site, html = root / "site", root / "site" / "html"
+    for name, text in PAGES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    (root / "mkdocs.yml").write_text("".join(f"  - A page: {name}\n" for name in PAGES), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        publish_search = runpy.run_path(str(ROOT / "docs" / "build_site.py"))["publish_search"]
+    publish_search.__globals__.update(ROOT=root, SITE=site)
+    site.mkdir()
+    publish_search(str(Path(sys.executable).with_name("lightir")))
+    search = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
+    contents = {
+        "index.html": '<h1 id="kettles">Kettles</h1><h2 id="where-to-buy">Where to buy</h2>',
+        "docs/care.html": '<h1 id="care">Care</h1><h2 id="descale-limescale-vinegar_bath">Limescale</h2>',
+        "packages/whistle/index.html": '<h1 id="the-whistle">The whistle</h1>',
+        "docs/search.html": "<h1>Search</h1>" + "".join(re.findall(r"^<.+$", search, re.MULTILINE)),
+    }
+    for name, content in contents.items():
+        (html / name).parent.mkdir(parents=True, exist_ok=True)
+        icon = "../" * name.count("/") + "search/page/icon.svg"
+        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Kettles</title><link rel="icon" '
+        (html / name).write_text(f'{head}href="{icon}"><main>{content}</main>', encoding="utf-8")
+    shutil.copyfile(ROOT / "docs" / "site-search.js", html / "docs" / "site-search.js")
+    return html
+
+
+@pytest.mark.parametrize(
+    ("query", "target"),
+    [
+        ("dissolves limescale", "docs/care.html#descale-limescale-vinegar_bath"),
+        ("shops that sell", "index.html#where-to-buy"),
+        ("boil water", "index.html"),
+        ("steam whistle", "packages/whistle/index.html"),
+    ],
+)
+def test_a_hit_of_the_documentation_opens_its_page_at_its_heading(
+    browser: Any, documentation: Path, query: str, target: str
+) -> None:
+    with opened(browser, documentation) as page:
+        home = page.url
+        page.goto(f"{home}docs/search.html")
+        ask(page, query)
+        page.locator("li.hit .title").first.click()
+        page.wait_for_url(lambda url: url.startswith(home) and "search.html" not in url)
+        assert page.url.removeprefix(home) == target
+        path, _, fragment = target.partition("#")
+        assert (documentation / path).is_file()
+        assert not fragment or page.locator(f":target[id='{fragment}']").count() == 1
+
+
+def test_the_search_of_the_documentation_is_accessible(browser: Any, documentation: Path) -> None:
+    with opened(browser, documentation, allowed="inline style") as page:  # axe adds one
+        page.goto(f"{page.url}docs/search.html")
+        assert ask(page, "steam whistle")[0].startswith("pages/packages/whistle/README.md")
         violations = Axe().run(page).response["violations"]
         assert [(v["id"], [node["html"] for node in v["nodes"]]) for v in violations] == []
