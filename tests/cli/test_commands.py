@@ -621,7 +621,7 @@ def test_run_files_require_qrels_and_refuse_search_options(bm25_index, dataset, 
         assert main(["evaluate", str(target), *map(str, more)]) == 2
         assert message in capsys.readouterr().err
     assert main(["evaluate", str(run), str(bm25_index), "--dataset", str(dataset)]) == 1
-    assert f"{bm25_index} does not exist; expected a TREC file" in capsys.readouterr().err
+    assert f"{bm25_index} does not exist; expected a run file" in capsys.readouterr().err
 
 
 def test_evaluate_json_has_its_promised_shape(bm25_index, dataset, tmp_path, capsys):

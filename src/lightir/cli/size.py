@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lightir.cli.arguments import MODEL_HELP, add_json
 from lightir.cli.terminal import Misuse, print_json
 from lightir.errors import InvalidInput
+from lightir.quantities import counted
 
 if TYPE_CHECKING:
     from lightir.contract import Contract
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens-per-second",
         type=_above_0,
         metavar="N",
-        help="tokens that one unit of your hardware encodes per second, in place of a measured one",
+        help="tokens that one unit of your hardware encodes per second (default: the measured speed)",
     )
     for name, what in (
         ("core-hour", "an hour of a core that serves"),
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace) -> None:
         )
         return
     per_row = f"{rows.per_document:.2f} rows each, {rows.tokens:.0f} tokens per row"
-    print(f"{args.documents:,} documents, {per_row}, like {rows.like}")
+    print(f"{counted(args.documents, 'document')}, {per_row}, like {rows.like}")
     for figure in figures:
         print(f"{figure.name:<26} {_in_words(figure):>12}  {figure.basis:<12} {figure.how}")
 
