@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightir.addresses import shipped_models
 from lightir.cli.app import main
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
@@ -136,6 +137,7 @@ def test_the_command(sizes: tuple[Path, Path], capsys: pytest.CaptureFixture[str
     assert "--tokens-per-second" in capsys.readouterr().err
 
 
+@pytest.mark.skipif("minilm" not in shipped_models(), reason="the package lightir-minilm is not installed")
 def test_the_page_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     page = (DOCS / "scale.md").read_text()
     match = re.search(r"```\n\$ lightir (size [^\n]*)\n(.*?)```", page, re.DOTALL)
