@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import InvalidInput
+from lightir.index.exchange.varints import encode_number
 
 IR_VERSION = 8
 OPSET = 17
@@ -31,27 +32,18 @@ _FLOAT, _INT = 1, 2  # AttributeProto.AttributeType
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5  # protobuf's wire types
 
 
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
 def _integer(number: int, value: int) -> bytes:
-    return _varint(number << 3 | _VARINT) + _varint(value)
+    return encode_number(number << 3 | _VARINT) + encode_number(value)
 
 
 def _bytes(number: int, content: bytes | str) -> bytes:
     raw = content.encode() if isinstance(content, str) else content
-    return _varint(number << 3 | _BYTES) + _varint(len(raw)) + raw
+    return encode_number(number << 3 | _BYTES) + encode_number(len(raw)) + raw
 
 
 def _attribute(name: str, value: float | int) -> bytes:
     if isinstance(value, float):
-        content = _varint(2 << 3 | _FIXED32) + struct.pack("<f", value) + _integer(20, _FLOAT)
+        content = encode_number(2 << 3 | _FIXED32) + struct.pack("<f", value) + _integer(20, _FLOAT)
     else:
         content = _integer(3, value) + _integer(20, _INT)
     return _bytes(1, name) + content
