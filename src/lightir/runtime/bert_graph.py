@@ -109,7 +109,10 @@ class _Layer:
         if not self._int8 or part == ALWAYS_FLOAT:
             return self._graph.node("MatMul", [states, self._constant(f"{part}.weight", weight)], output)
         rounded, scales = quantize_columns(weight)
-        inputs = [states, self._constant(f"{part}.weight", rounded), self._constant(f"{part}.scales", scales)]
+        # ONNX Runtime before 1.30 aborts on processors without VNNI where the zero points are not written out.
+        zeros = np.zeros(len(scales), dtype=np.int8)
+        constants = [(f"{part}.weight", rounded), (f"{part}.scales", scales), (f"{part}.zeros", zeros)]
+        inputs = [states, *(self._constant(*constant) for constant in constants)]
         return self._graph.node("DynamicQuantizeMatMul", inputs, output, domain=CONTRIB)
 
     def _activation(self, states: str) -> str:
