@@ -111,8 +111,12 @@ class _Layer:
         rounded, scales = quantize_columns(weight)
         # ONNX Runtime before 1.30 aborts on processors without VNNI where the zero points are not written out.
         zeros = np.zeros(len(scales), dtype=np.int8)
-        constants = [(f"{part}.weight", rounded), (f"{part}.scales", scales), (f"{part}.zeros", zeros)]
-        inputs = [states, *(self._constant(*constant) for constant in constants)]
+        inputs = [
+            states,
+            self._constant(f"{part}.weight", rounded),
+            self._constant(f"{part}.scales", scales),
+            self._constant(f"{part}.zeros", zeros),
+        ]
         return self._graph.node("DynamicQuantizeMatMul", inputs, output, domain=CONTRIB)
 
     def _activation(self, states: str) -> str:
