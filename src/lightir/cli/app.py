@@ -25,7 +25,7 @@ GROUPS = {
     "models": ("cache", "distill", "adopt", "merge", "export", "upload", "download"),
     "evaluation": ("evaluate", "tune", "bench"),
     "training": ("train", "mine", "convert"),
-    "upkeep": ("info", "size", "verify", "compact", "snapshot", "push", "doctor", "completion"),
+    "upkeep": ("info", "size", "verify", "compact", "snapshot", "split", "push", "doctor", "completion"),
 }
 """Commands by task, in the order of the help. The module of a command NAME is lightir.cli.NAME."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

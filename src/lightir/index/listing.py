@@ -91,22 +91,28 @@ class Listing:
         return len(self.one_per_document()) if self._view.has_passages else len(self)
 
     def one_per_document(self) -> Listing:
-        """Return a selection of one passage of each document that has selected ones, and of the whole documents."""
+        """Return a selection of the whole documents, and of one passage of each document that has selected ones.
+
+        It is the selected passage with the least id, whatever the segments.
+        """
         if not self._view.has_passages:
             return self
         numbers = self._view.document_numbers
-        taken = np.zeros(1 + max((int(of_segment.max(initial=-1)) for of_segment in numbers), default=0), np.bool_)
-        masks = []
-        for of_segment, mask in zip(numbers, self._masks, strict=True):
+        n_documents = 1 + max((int(of_segment.max(initial=-1)) for of_segment in numbers), default=0)
+        segment_of, row_of = np.full(n_documents, -1), np.full(n_documents, -1)
+        ids = [live.segment.doc_ids for live in self._view.segments]
+        for position, (of_segment, mask) in enumerate(zip(numbers, self._masks, strict=True)):
             rows = np.flatnonzero(mask)[::-1]
-            documents = of_segment[rows]
-            first = np.full(len(taken), -1)
-            first[documents] = rows  # the last assignment is that of the first row
-            first[taken] = -1
-            taken |= first >= 0
-            kept = np.zeros_like(mask)
-            kept[first[first >= 0]] = True
-            masks.append(kept)
+            first = np.full(n_documents, -1)
+            first[of_segment[rows]] = rows  # the last assignment is that of the first row
+            chosen = first >= 0
+            for document in np.flatnonzero(chosen & (segment_of >= 0)).tolist():
+                known = ids[segment_of[document]][int(row_of[document])]
+                chosen[document] = ids[position][int(first[document])] < known
+            segment_of[chosen], row_of[chosen] = position, first[chosen]
+        masks = [np.zeros_like(mask) for mask in self._masks]
+        for position, mask in enumerate(masks):
+            mask[row_of[segment_of == position]] = True
         return Listing(self._view, masks)
 
     def first(self, n: int, *, after: str | None = None) -> DocOrds:
@@ -132,10 +138,20 @@ class Listing:
         Raises:
             InvalidInput: the field has no type.
         """
+        return np.array([doc_ord for *_, doc_ord in self.sorted_entries(order, n)], dtype=np.uint32)
+
+    def sorted_entries(self, order: Sort, n: int) -> list[tuple[bool, Any, str, int]]:
+        """Return the first n documents in the order of a field with what they are ordered by.
+
+        Returns:
+            For each document whether it lacks a value, its value as a sort key, its id and its doc_ord.
+
+        Raises:
+            InvalidInput: the field has no type.
+        """
         self._known(order.field)
         parts = [self._first_of_segment(position, order, n) for position in range(len(self._masks))]
-        merged = heapq.merge(*parts, key=lambda entry: entry[:3])
-        return np.array([doc_ord for *_, doc_ord in itertools.islice(merged, n)], dtype=np.uint32)
+        return [*itertools.islice(heapq.merge(*parts, key=lambda entry: entry[:3]), n)]
 
     def _first_of_segment(self, position: int, order: Sort, n: int) -> list[tuple[bool, Any, str, int]]:
         """Return whether each document lacks a value, its value as a sort key, its id and its doc_ord, in order."""

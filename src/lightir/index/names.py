@@ -52,6 +52,13 @@ def with_key(view: View, value: str) -> list[int]:
     return _with_value(view, paths, value, any_case=False) or _with_value(view, paths, value, any_case=True)
 
 
+def holds_key(view: View, value: str) -> bool:
+    """Whether a document has a value of a key field, in the same case."""
+    fields = {} if view.schema is None else view.schema.fields
+    paths = [json_path(name, name) for name, known in fields.items() if known.key]
+    return bool(_with_value(view, paths, value, any_case=False))
+
+
 def _are_columns_kept(view: View, paths: Sequence[str]) -> bool:
     return all(live.segment.columns.holds(path) for live in view.segments for path in paths)
 

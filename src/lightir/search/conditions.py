@@ -9,7 +9,7 @@ import numpy as np
 
 from lightir.index import View
 from lightir.index.metadata_filters import json_path
-from lightir.index.names import MAX_NAME, with_id, with_key
+from lightir.index.names import MAX_NAME, holds_key, with_id, with_key
 from lightir.index.phrases import Phrase
 from lightir.index.segments.columns import Mask
 from lightir.kernel import DocOrds
@@ -44,8 +44,37 @@ def read_query(view: View, query: str) -> QueryReading:
     return QueryReading(parsed.text, matching(view, parsed), named(view, query, parsed))
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A text of a query that may be the name of documents.
+
+    Attributes:
+        name: the text.
+        is_key: whether it is looked up in the key fields, not among the ids.
+        any_case: whether documents whose id differs in case alone are found if no document has the id.
+    """
+
+    name: str
+    is_key: bool = False
+    any_case: bool = True
+
+    def find(self, view: View) -> list[int]:
+        """Return the doc_ords of the documents with the name, else of those whose name differs in case alone."""
+        return with_key(view, self.name) if self.is_key else with_id(view, self.name, any_case=self.any_case)
+
+    def is_exact(self, view: View) -> bool:
+        """Whether a document has the name in the same case."""
+        return holds_key(view, self.name) if self.is_key else bool(view.doc_ords(self.name))
+
+
 def named(view: View, query: str, parsed: ParsedQuery) -> DocOrds:
-    """Return the documents that a query names, ascending.
+    """Return the documents that a query names, ascending."""
+    doc_ords = {doc_ord for lookup in lookups(query, parsed) for doc_ord in lookup.find(view)}
+    return np.array(sorted(doc_ords), dtype=np.uint32) if doc_ords else NO_DOCUMENTS
+
+
+def lookups(query: str, parsed: ParsedQuery) -> Iterator[Lookup]:
+    """Yield the texts of a query that may be names.
 
     The whole query may be an id or the value of a key field. So may a word of it that is not letters alone; digits
     alone are only looked up in key fields, because numbers are the ids of many collections. Several words of letters
@@ -53,11 +82,14 @@ def named(view: View, query: str, parsed: ParsedQuery) -> DocOrds:
     """
     whole, words = query.strip(), _code_words(parsed.text)
     is_code = bool(words) or len(whole.split()) == 1
-    doc_ords = {*with_id(view, whole, any_case=is_code), *(with_key(view, whole) if is_code else ())}
+    yield Lookup(whole, any_case=is_code)
+    if is_code:
+        yield Lookup(whole, is_key=True)
     for word in words:
         if word != whole:
-            doc_ords |= {*with_key(view, word), *(() if word.isdecimal() else with_id(view, word, any_case=True))}
-    return np.array(sorted(doc_ords), dtype=np.uint32) if doc_ords else NO_DOCUMENTS
+            yield Lookup(word, is_key=True)
+            if not word.isdecimal():
+                yield Lookup(word)
 
 
 def _code_words(text: str) -> list[str]:

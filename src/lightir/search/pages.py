@@ -103,8 +103,7 @@ class PageSearch:
         self._encoded = encoded
         self._page = page
         self._ranking = None if encoded is None else self._ranked(page.end)
-        matches = Listing(prepared.view, self._matching())
-        self.matches = matches.one_per_document() if prepared.by_document else matches
+        self.matches = matches_of(prepared, encoded, None if self._ranking is None else self._ranking.doc_ords)
 
     def facets(self) -> dict[str, tuple[FacetCount, ...]]:
         """Return the counts of the page's facets.
@@ -133,22 +132,6 @@ class PageSearch:
         assert ranking is not None  # there is a query
         position_of = {doc_ord: position for position, doc_ord in enumerate(ranking.doc_ords.tolist())}
         return ranking.take(np.array([position_of[doc_ord] for doc_ord in doc_ords.tolist()], dtype=np.int64))
-
-    def _matching(self) -> list[np.ndarray]:
-        masks = self._prepared.selectable()
-        if self._encoded is None or self._ranking is None:
-            return masks
-        plan, searched = self._prepared.plan, self._prepared.branches(self._encoded)
-        if "tokens" in plan.searched:
-            masks = [mask & contains for mask, contains in zip(masks, searched.containing(), strict=True)]
-            if plan.ranks_by_tokens:  # the tokens branch finds pending documents alone
-                masks = [m & live.segment.pending for m, live in zip(masks, self._prepared.view.segments, strict=True)]
-        else:
-            masks = [np.zeros_like(mask) for mask in masks]
-        at, rows = self._prepared.view.locate(self._ranking.doc_ords)
-        for position, mask in enumerate(masks):
-            mask[rows[at == position]] = True
-        return masks
 
     def _ranked(self, n: int) -> Candidates:
         assert self._encoded is not None
@@ -184,6 +167,31 @@ class PageSearch:
             (None, document_of(doc_id)) if value is None else value
             for value, doc_id in zip(groups, doc_ids, strict=True)
         ]
+
+
+def matches_of(prepared: PreparedSearch, encoded: EncodedQueries | None, ranked: DocOrds | None) -> Listing:
+    """Return the documents that match a query; of the passages of a document one, unless all are asked for.
+
+    Args:
+        prepared: the search.
+        encoded: the query; None for an empty one, which every document that passes the filter matches.
+        ranked: candidates of the query, which match; None without a query.
+    """
+    masks = prepared.selectable()
+    if encoded is not None and ranked is not None:
+        plan, view = prepared.plan, prepared.view
+        if "tokens" in plan.searched:
+            containing = prepared.branches(encoded).containing()
+            masks = [mask & contains for mask, contains in zip(masks, containing, strict=True)]
+            if plan.ranks_by_tokens:  # the tokens branch finds pending documents alone
+                masks = [mask & live.segment.pending for mask, live in zip(masks, view.segments, strict=True)]
+        else:
+            masks = [np.zeros_like(mask) for mask in masks]
+        at, rows = view.locate(ranked)
+        for position, mask in enumerate(masks):
+            mask[rows[at == position]] = True
+    matches = Listing(prepared.view, masks)
+    return matches.one_per_document() if prepared.by_document else matches
 
 
 def _leaders(groups: Sequence[object]) -> list[int]:

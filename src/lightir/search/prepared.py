@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -221,10 +221,7 @@ class PreparedSearch:
             ranked = self._best_passages(queries, k, columns=columns, encoded=encoded)
         else:
             ranked = self._rank(queries, k, columns=columns, encoded=encoded)
-        least = self.options.min_score
-        if least is None:
-            return ranked
-        return [candidates.take(slice(_n_above(candidates.scores, least))) for candidates in ranked]
+        return [above_score(candidates, self.options.min_score) for candidates in ranked]
 
     @property
     def by_document(self) -> bool:
@@ -334,20 +331,9 @@ class PreparedSearch:
         )
         if not len(self.named):
             return ranked
-        return [self._named_first(candidates).take(slice(request.k)) for candidates in ranked]
-
-    def _named_first(self, candidates: Candidates) -> Candidates:
-        """Return candidates with named documents first, whose scores are at least 1 and above those of the others."""
-        is_named = np.isin(candidates.doc_ords, self.named)
-        first, others = candidates.take(np.flatnonzero(is_named)), np.flatnonzero(~is_named)
-        above = np.nextafter(candidates.scores[others].max(initial=0.0), np.inf)
-        least = max(1.0, float(above), self.options.min_score or 0.0)
-        scores = np.maximum(first.scores, least)
-        order = np.lexsort((first.doc_ords, -scores))
-        order = order[self.view.break_ties(first.doc_ords[order], scores[order])]
-        positions = np.concatenate([np.flatnonzero(is_named)[order], others])
-        every = np.concatenate([scores[order], candidates.scores[others]])
-        return dataclasses.replace(candidates.take(positions), scores=every)
+        least = self.options.min_score
+        first = [named_first(candidates, self.named, least, self.view.break_ties) for candidates in ranked]
+        return [candidates.take(slice(request.k)) for candidates in first]
 
     def rank_with(self, encoded: EncodedQueries, also: DocOrds) -> Candidates:
         """Return all candidates of one query, and some other documents that no branch needs to list."""
@@ -454,6 +440,37 @@ def _check_texts(query_ids: Sequence[str], texts: Sequence[str]) -> None:
     """Raise InvalidInput that names the query whose text is refused, if there is one."""
     for query_id, text in zip(query_ids, texts, strict=True):
         checked_text(query_id, text)
+
+
+def named_first(
+    candidates: Candidates,
+    named: DocOrds,
+    min_score: float | None,
+    break_ties: Callable[[DocOrds, npt.NDArray[np.float64]], npt.NDArray[np.int64]],
+) -> Candidates:
+    """Return candidates with named documents first, whose scores are at least 1 and above those of the others.
+
+    Args:
+        candidates: the candidates, best first.
+        named: documents that the query names.
+        min_score: score that they have at least; None for none.
+        break_ties: function from documents and their descending scores to their positions in the total order.
+    """
+    is_named = np.isin(candidates.doc_ords, named)
+    first, others = candidates.take(np.flatnonzero(is_named)), np.flatnonzero(~is_named)
+    above = np.nextafter(candidates.scores[others].max(initial=0.0), np.inf)
+    least = max(1.0, float(above), min_score or 0.0)
+    scores = np.maximum(first.scores, least)
+    order = np.lexsort((first.doc_ords, -scores))
+    order = order[break_ties(first.doc_ords[order], scores[order])]
+    positions = np.concatenate([np.flatnonzero(is_named)[order], others])
+    every = np.concatenate([scores[order], candidates.scores[others]])
+    return dataclasses.replace(candidates.take(positions), scores=every)
+
+
+def above_score(candidates: Candidates, least: float | None) -> Candidates:
+    """Return the candidates that do not score below a minimum; None for no minimum."""
+    return candidates if least is None else candidates.take(slice(_n_above(candidates.scores, least)))
 
 
 def _n_above(scores: npt.NDArray[np.float64], least: float) -> int:

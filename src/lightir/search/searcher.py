@@ -161,7 +161,7 @@ class Searcher:
             InvalidInput: bad arguments, a repeated query_id, a branch that the index lacks, a malformed filter, or
                 vectors of another shape.
         """
-        query_ids, texts = _ids_and_texts(queries)
+        query_ids, texts = ids_and_texts(queries)
         if vectors is not None:
             given = [Query(query_id, text) for query_id, text in zip(query_ids, texts, strict=True)]
             return self._by_vectors(query_ids, vectors).search(given, k, options)
@@ -208,7 +208,7 @@ class Searcher:
         asked = [Query("", query)]
         encoded = prepared.encode(asked) if explain or not prepared.takes_texts else None
         (candidates,) = prepared.rank(asked, k, encoded=encoded)
-        return self._hits(query, candidates, prepared, encoded, explain=explain, full_text=full_text)
+        return self.hits_of(query, candidates, prepared, encoded, explain=explain, full_text=full_text)
 
     def page(
         self,
@@ -240,10 +240,10 @@ class Searcher:
         encoded = None if not query.strip() else prepared.encode([Query("", query)])
         search = PageSearch(prepared, encoded, page)
         shown = search.shown()
-        hits = self._hits(query, shown, prepared, encoded, explain=explain, full_text=full_text)
+        hits = self.hits_of(query, shown, prepared, encoded, explain=explain, full_text=full_text)
         return Page(hits, len(search.matches), search.facets())
 
-    def _hits(
+    def hits_of(
         self,
         query: str,
         candidates: Candidates,
@@ -253,7 +253,16 @@ class Searcher:
         explain: bool,
         full_text: bool,
     ) -> list[Hit]:
-        """Return candidates as hits, on demand with their matched terms, which require the encoded query."""
+        """Return candidates as hits, on demand with their matched terms, which require the encoded query.
+
+        Args:
+            query: text that was ranked by.
+            candidates: documents of the search's view, best first.
+            prepared: the search.
+            encoded: the query; None if the kernel encoded it.
+            explain: fill in the hits' terms.
+            full_text: return the whole text of each document as its snippet.
+        """
         view = prepared.view
         if self.demand is not None:
             self.demand.note(view, candidates.doc_ords[:DEMAND_TOP])
@@ -410,7 +419,7 @@ class Searcher:
         return f"[{term}]" if own is None else own.tokenizer.term(term)
 
 
-def _ids_and_texts(queries: Iterable[Query | str]) -> tuple[list[str], list[str]]:
+def ids_and_texts(queries: Iterable[Query | str]) -> tuple[list[str], list[str]]:
     """Return the queries' ids and texts; the query_id of a bare text is its position.
 
     Raises:
