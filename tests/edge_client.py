@@ -63,8 +63,14 @@ class EdgeClient:
         asked: Any = edge.Fusion.Rrf(query.rrf.k) if hasattr(query, "rrf") else _nearest(query, more["using"])
         prefetches = [edge.Prefetch(part.limit, _nearest(part.query, part.using)) for part in more.get("prefetch", [])]
         params = None if more.get("search_params") is None else edge.SearchParams(exact=more["search_params"].exact)
+        wanted = None if more.get("query_filter") is None else _condition(more["query_filter"])
         request = edge.QueryRequest(
-            limit, query=asked, prefetches=prefetches or None, with_payload=with_payload, params=params
+            limit,
+            query=asked,
+            prefetches=prefetches or None,
+            with_payload=with_payload,
+            params=params,
+            filter=wanted,
         )
         return SimpleNamespace(points=self.shard.query(request))
 
@@ -79,3 +85,26 @@ def _vector(value: Any) -> Any:
 
 def _nearest(value: Any, using: str) -> Any:
     return edge.Query.Nearest(_vector(value), using)
+
+
+def _condition(wanted: Any) -> Any:
+    """Return a condition of the client as one of the engine."""
+    kind = type(wanted).__name__
+    if kind == "Filter":
+        assert not wanted.must_not
+        assert not wanted.min_should
+        must, should = ([_condition(part) for part in parts or []] for parts in (wanted.must, wanted.should))
+        return edge.Filter(must=must or None, should=should or None)
+    if kind == "HasIdCondition":
+        return edge.HasIdCondition(set(wanted.has_id))
+    assert kind == "FieldCondition", kind
+    if wanted.range is not None:
+        limits = wanted.range
+        return edge.FieldCondition(
+            wanted.key, range=edge.RangeFloat(gte=limits.gte, gt=limits.gt, lte=limits.lte, lt=limits.lt)
+        )
+    match = wanted.match
+    if isinstance(getattr(match, "value", None), bool):
+        return edge.Filter()  # all rows: qdrant-edge's binding takes true for the integer 1
+    is_any = type(match).__name__ == "MatchAny"
+    return edge.FieldCondition(wanted.key, match=edge.MatchAny(match.any) if is_any else edge.MatchValue(match.value))

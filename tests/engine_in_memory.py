@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from lightir.engines import CollectionRecord, EngineAddress, EngineFailed, EngineRows
-from lightir.engines.engine import EngineList, refuse_filter
+from lightir.engines.engine import EngineList
 from lightir.engines.qdrant import row_id
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
@@ -57,8 +57,8 @@ class EngineInMemory:
 
     def finish(self) -> None: ...
 
-    def restrict(self, wanted: Mapping[str, object] | None) -> None:
-        refuse_filter(self.address, wanted)
+    def restrict(self, wanted: Mapping[str, object] | None) -> bool:
+        return wanted is not None
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         return [self._best({i: float(row.dense[0] @ query) for i, row in self.stored.items()}, k) for query in queries]

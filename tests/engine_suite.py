@@ -213,6 +213,10 @@ FILTERS: tuple[dict[str, Any], ...] = (
     {"n": 1},
     {"n": 1.0},
     {"n": {"gt": 1}},
+    {"n": {"gt": 2**60 - 1}},
+    {"n": {"in": [0, -0.0, 2**60, "1"]}},
+    {"not": {"n": {"gt": 0}, "t": True}},
+    {"s": {"gte": "b"}, "n": 1},
     {"n": {"gte": 1, "lt": 2}},
     {"n": {"lte": -2.5}},
     {"n": {"gte": "1"}},
@@ -244,6 +248,32 @@ FILTERS: tuple[dict[str, Any], ...] = (
 )
 
 
+VALUES = (1, 1.0, 1.5, -3, 2**60, "1", "b", "B", "ä", "", "x", "y", True, False, None, "it's 100%", 'quo"te', "zero")
+FIELDS = ("n", "s", "tags", "deep.er", "deep", "t", "back\\slash", "0", "missing")
+
+
+def random_filter(rng: np.random.Generator, depth: int = 0) -> dict[str, Any]:
+    """Return a filter of one to three parts over the fields of METADATA."""
+    wanted: dict[str, Any] = {}
+    for _ in range(int(rng.integers(1, 4 - depth))):
+        kind = rng.integers(8 if depth < 2 else 5)
+        field, value = str(rng.choice(FIELDS)), VALUES[rng.integers(len(VALUES))]
+        if kind < 2:
+            wanted[field] = value
+        elif kind == 2:
+            wanted[field] = {"in": [VALUES[i] for i in rng.integers(len(VALUES), size=3)]}
+        elif kind == 3:
+            wanted[field] = {"exists": bool(rng.integers(2))}
+        elif kind == 4:
+            is_ordered = isinstance(value, int | float | str) and not isinstance(value, bool)
+            wanted[field] = {str(rng.choice(["gt", "gte", "lt", "lte"])): value if is_ordered else 1}
+        elif kind == 5:
+            wanted["not"] = random_filter(rng, depth + 1)
+        else:
+            wanted["and" if kind == 6 else "or"] = [random_filter(rng, depth + 1) for _ in range(2)]
+    return wanted
+
+
 def assert_filters_like_the_index(engine: Engine, folder: Path) -> None:
     """Each filter gives the rankings of the index, whose fields have no types."""
     source = shard(120)
@@ -254,11 +284,12 @@ def assert_filters_like_the_index(engine: Engine, folder: Path) -> None:
     options = IndexOptions(analyzer=None)
     plain = Shard(documents, source.dense, source.sparse)
     build_index([plain], folder, options=options, contract=contract(), overwrite=True, progress=False)
+    rng = np.random.default_rng(0)
     with Index.open(folder) as index:
         push_index(index, engine, NOW)
         own, theirs = Searcher(index, RandomQueries()), EngineSearcher(engine, RandomQueries())
         numbers = set()
-        for wanted in FILTERS:
+        for wanted in (*FILTERS, *(random_filter(rng) for _ in range(100))):
             chosen = SearchOptions(filter=wanted, depth=20)
             expected, answers = own.search(QUERIES[:3], 10, chosen), theirs.search(QUERIES[:3], 10, chosen)
             for query_id, ranking in expected.items():

@@ -88,6 +88,49 @@ def test_opensearch_is_asked_for_neighbors_and_its_scores_become_inner_products(
     assert (script["lang"], script["source"]) == ("knn", "knn_score")
 
 
+def test_filters_become_terms_that_every_matching_row_has(server: Server) -> None:
+    wanted = {
+        "lang": "en",
+        "n": {"in": [0, 2.0, True]},
+        "price": {"lt": 3},
+        "not": {"x": 1},
+        "or": [{"a": "b"}, {"c": 4.5}],
+    }
+    lang, n = {"terms": {"metadata.lang": ["en"]}}, {"terms": {"metadata.n": ["true", "0", "0.0", "-0.0", "2", "2.0"]}}
+    either = [{"terms": {"metadata.a": ["b"]}}, {"terms": {"metadata.c": ["4.5"]}}]
+    allowed = {"bool": {"filter": [lang, n, {"bool": {"should": either, "minimum_should_match": 1}}]}}
+    vector, terms = np.array([[1, 2]], np.float32), suite.csr([{3: 2}], vocab_size=100, dtype=np.float32)
+    for kind in ("opensearch", "elasticsearch"):
+        engine = opened(server, kind)
+        assert engine.restrict(wanted)  # the rows are to be tested
+        server.answers += [(200, hits())] * 3
+        engine.dense(vector, 3, exact=False)
+        asked = server.requests[-1][2]
+        nearest = asked["query"]["knn"]["dense"] if kind == "opensearch" else asked["knn"]
+        assert nearest["filter"] == allowed
+        engine.dense(vector, 3, exact=True)
+        scored = server.requests[-1][2]["query"]["script_score"]["query"]
+        assert scored == {"bool": {"must": [{"exists": {"field": "dense"}}], "filter": [allowed]}}
+        engine.sparse(terms, 3)
+        (query,) = server.requests[-1][2]["query"]["bool"]["must"]
+        assert ("sparse_vector" in query) == (kind == "elasticsearch")
+        assert server.requests[-1][2]["query"]["bool"]["filter"] == [allowed]
+        assert not engine.restrict(None)
+        server.answers.append((200, hits()))
+        engine.sparse(terms, 3)
+        assert "metadata" not in json.dumps(server.requests[-1][2])
+        for unknown in (
+            {"a": None},
+            {"a": {"exists": True}},
+            {"a": {"gt": "b"}},
+            {"a b": 1},
+            {"a": "x" * 9000},
+            {"or": []},
+        ):
+            assert engine.restrict(unknown)
+            assert engine._filter == ({"match_none": {}} if "or" in unknown else None)
+
+
 def test_a_flat_collection_of_opensearch_is_always_scanned(server: Server) -> None:
     engine = opened(server, "opensearch", CollectionRecord(2, None, fingerprint="f", index="flat"))
     server.answers.append((200, hits()))

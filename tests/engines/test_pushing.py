@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import engine_suite as suite
 from engine_in_memory import EngineInMemory
+from filter_definition import matches as definition
 from lightir.cli import main
 from lightir.engines import CollectionRecord, EngineAddress, EngineFailed, EngineSearcher, open_engine
 from lightir.engines.engine import document_of_payload, payload_of
+from lightir.engines.filters import condition, matches
 from lightir.engines.pushing import PushOptions, push_index
 from lightir.engines.reading import read_collection
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, LightirError, MissingExtra, NotFound
 from lightir.index import Index, IndexOptions, IndexWriter, PassageOptions, build_index, document_shards
+from lightir.index.metadata_filters import FieldTest, parse
 from lightir.pending import WorkOptions, work
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
@@ -106,10 +111,55 @@ def test_an_index_without_vectors_and_other_encoders_are_refused(engine: EngineI
     with pytest.raises(ContractMismatch, match="use the query encoder of the index that was pushed"):
         EngineSearcher(engine, other)
     searcher = EngineSearcher(engine, suite.RandomQueries())
-    with pytest.raises(InvalidInput, match="filters are not supported for qdrant"):
-        searcher.search(["query"], options=SearchOptions(filter={"i": 3}))
     with pytest.raises(InvalidInput, match="no tokens branch"):
         searcher.search(["query"], options=SearchOptions(mode="tokens"))
+
+
+def test_filters_are_tested_on_the_rows_that_an_engine_lists(engine: EngineInMemory, folder: Path) -> None:
+    """The engine in memory takes no condition at all, so every row that it lists is tested."""
+    suite.assert_filters_like_the_index(engine, folder)
+
+
+def test_a_filter_that_needs_more_rows_than_an_engine_lists_is_refused(engine: EngineInMemory, folder: Path) -> None:
+    with Index.open(folder) as index:
+        push_index(index, engine, suite.NOW)
+    searcher = EngineSearcher(engine, suite.RandomQueries())
+    engine.max_listed = 50
+    with pytest.raises(InvalidInput, match="the filter matches only 0 of the 50 rows that qdrant lists at most"):
+        searcher.search(["query"], 3, SearchOptions(filter={"missing": 3}, mode="dense"))
+    engine.max_listed = suite.N + 1  # the list is whole
+    assert len(searcher.search(["query"], 3, SearchOptions(filter={"missing": 3}, mode="dense"))["0"]) == 0
+
+
+def test_the_metadata_of_a_row_are_tested_by_the_definition_of_filters() -> None:
+    for wanted in suite.FILTERS:
+        for metadata in suite.METADATA:
+            assert matches(parse(wanted), metadata) == definition(metadata, wanted), (wanted, metadata)
+
+
+def test_conditions_of_an_engine_never_leave_a_matching_row_out() -> None:
+    """Each test is a condition by itself, or unknown: then all rows may match what it is a part of."""
+    rng = np.random.default_rng(1)
+    known = 0
+    for _ in range(2000):
+        wanted = suite.random_filter(rng)
+        chosen = condition(parse(wanted), lambda keys, test: ((keys, test),) if rng.integers(2) else None, _joined)
+        for metadata in suite.METADATA if chosen is not None else ():
+            known += 1
+            assert _meets(chosen, metadata) or not definition(metadata, wanted), (wanted, metadata)
+    assert known > 1000
+
+
+def _joined(parts: Sequence[Any], is_all: bool) -> Any:
+    return [is_all, *parts]
+
+
+def _meets(chosen: Any, metadata: Mapping[str, Any]) -> bool:
+    if isinstance(chosen, tuple):
+        ((keys, test),) = chosen
+        return matches(FieldTest("$" + "".join(f'."{key}"' for key in keys), test), metadata)
+    is_all, *parts = chosen
+    return (all if is_all else any)(_meets(part, metadata) for part in parts)
 
 
 def test_a_collection_is_read_with_its_vectors(engine: EngineInMemory, folder: Path) -> None:

@@ -7,6 +7,7 @@ have 8. Dense vectors are compared by `max_inner_product`, since rows in float16
 
 from __future__ import annotations
 
+import json
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,18 +30,19 @@ from lightir.engines.engine import (
     EngineRows,
     document_of_payload,
     payload_of,
-    refuse_filter,
     sparse_dict,
     sparse_of_dicts,
 )
+from lightir.engines.filters import condition
 from lightir.engines.http_json import JsonOverHttp
 from lightir.errors import InvalidInput
-from lightir.index.metadata_filters import Filter
+from lightir.index.metadata_filters import Among, Compared, Filter, parse
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
 MAX_ID_BYTES = 512
 MAX_CANDIDATES = 10_000
+MAX_VALUE_CHARACTERS = 8191
 PAGE = 1000
 SCROLL = "5m"
 FIELDS = [DOC_ID, TITLE, TEXT, METADATA, VERSION]
@@ -77,6 +79,7 @@ class Elasticsearch:
         self._vector = address.options.get("vector", "")
         self._product: Callable[[float], float] = of_inner_product
         self._present = CollectionRecord(None, None)
+        self._filter: dict[str, Any] | None = None
 
     def collection(self) -> CollectionRecord | None:
         """Return what the index holds; None if there is none."""
@@ -130,7 +133,7 @@ class Elasticsearch:
         return {"_meta": record.to_json(), "dynamic": "strict", "properties": properties}
 
     def _metadata_field(self) -> dict[str, Any]:
-        return {"type": "flattened", "ignore_above": 8191}
+        return {"type": "flattened", "ignore_above": MAX_VALUE_CHARACTERS}
 
     def _dense_field(self, record: CollectionRecord) -> dict[str, Any]:
         """Return the field of dense vectors; without a kind of graph the server would round their numbers to int8."""
@@ -216,9 +219,22 @@ class Elasticsearch:
         """Make all changes visible to searches."""
         self._server.ask("POST", f"{self._path}/_refresh")
 
-    def restrict(self, wanted: Filter | None) -> None:
-        """Refuse filters, which lightir does not translate for this engine."""
-        refuse_filter(self.address, wanted)
+    def restrict(self, wanted: Filter | None) -> bool:
+        """Let the following searches return rows that match a filter, and others that the server cannot tell from them.
+
+        The server keeps all values of the metadata as strings: it finds equal ones, and cannot order them.
+        """
+        self._filter = None
+        if wanted is None:
+            return False
+        tree = parse(wanted)
+        if self._present.fingerprint:
+            self._filter = condition(tree, _terms, _joined)
+        return True
+
+    def _restricted(self, query: dict[str, Any]) -> dict[str, Any]:
+        """Return a query of the rows that meet the filter's condition; their scores remain."""
+        return query if self._filter is None else {"bool": {"must": [query], "filter": [self._filter]}}
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products."""
@@ -227,7 +243,8 @@ class Elasticsearch:
 
     def _nearest(self, vector: list[float], k: int) -> dict[str, Any]:
         n_candidates = min(max(2 * k, 200), MAX_CANDIDATES)
-        return {"knn": {"field": self._vector, "query_vector": vector, "k": k, "num_candidates": n_candidates}}
+        knn = {"field": self._vector, "query_vector": vector, "k": k, "num_candidates": n_candidates}
+        return {"knn": knn if self._filter is None else {**knn, "filter": self._filter}}
 
     def _exact(self, vector: list[float]) -> dict[str, Any]:
         """Return a query that scores all rows as `max_inner_product` does."""
@@ -235,17 +252,22 @@ class Elasticsearch:
             raise InvalidInput("exact search is supported in collections that lightir pushed")
         source = "double x = dotProduct(params.q, params.f); return x < 0 ? 1 / (1 - x) : x + 1"
         script = {"source": source.replace("params.f", f"'{self._vector}'"), "params": {"q": vector}}
-        return {"query": {"script_score": {"query": {"exists": {"field": self._vector}}, "script": script}}}
+        return {
+            "query": {
+                "script_score": {"query": self._restricted({"exists": {"field": self._vector}}), "script": script}
+            }
+        }
 
     def sparse(self, queries: SparseVectors, k: int) -> list[EngineList]:
         """Return each query's k rows of the highest inner products above 0."""
         asked = [sparse_dict(queries, row) for row in range(len(queries))]
         terms = [{str(term): weight for term, weight in row.items() if weight > 0} for row in asked]
-        return [self._search(self._sparse_query(row), k, float) if row else _nothing() for row in terms]
+        queries_of_terms = [{"query": self._restricted(self._sparse_query(row))} if row else None for row in terms]
+        return [_nothing() if body is None else self._search(body, k, float) for body in queries_of_terms]
 
     def _sparse_query(self, terms: Mapping[str, float]) -> dict[str, Any]:
         """Return a query of a sparse vector; by default the server would prune its terms."""
-        return {"query": {"sparse_vector": {"field": SPARSE, "query_vector": terms, "prune": False}}}
+        return {"sparse_vector": {"field": SPARSE, "query_vector": terms, "prune": False}}
 
     def _search(self, body: dict[str, Any], k: int, product: Callable[[float], float]) -> EngineList:
         answer = self._there(self._server.ask("POST", f"{self._path}/_search", {**body, "size": k, "_source": False}))
@@ -301,3 +323,22 @@ class Elasticsearch:
 
 def _nothing() -> EngineList:
     return EngineList([], np.zeros(0, np.float32))
+
+
+def _terms(keys: list[str], test: Among | Compared) -> dict[str, Any] | None:
+    """Return a condition that every row meets which matches a test; None for an order, and null."""
+    if isinstance(test, Compared) or "null" in test.constants:
+        return None
+    if any(len(text) >= MAX_VALUE_CHARACTERS for text in test.texts):
+        return None
+    terms = [*test.texts, *test.constants]
+    for number in test.numbers:
+        terms += [json.dumps(form) for form in (int(number), float(number)) if form == number]
+        terms += ["-0.0"] if number == 0 else []
+    return {"terms": {".".join([METADATA, *keys]): terms}}
+
+
+def _joined(parts: Sequence[dict[str, Any]], is_all: bool) -> dict[str, Any]:
+    if not parts:
+        return {"match_none": {}}
+    return {"bool": {"filter": list(parts)} if is_all else {"should": list(parts), "minimum_should_match": 1}}

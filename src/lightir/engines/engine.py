@@ -164,11 +164,14 @@ class Engine(Protocol):
         """Make all changes visible to searches, and build what they need."""
         ...
 
-    def restrict(self, wanted: Filter | None) -> None:
-        """Let the following searches return rows that match a metadata filter alone; None for all rows.
+    def restrict(self, wanted: Filter | None) -> bool:
+        """Let the following searches return rows that match a metadata filter; None for all rows.
+
+        Returns:
+            Whether they may return other rows too, so that the caller has to test each one.
 
         Raises:
-            InvalidInput: a malformed filter, or an engine for which filters are not supported.
+            InvalidInput: a malformed filter, or a collection that has no metadata.
         """
         ...
 
@@ -221,12 +224,6 @@ def client_module(name: str, kind: str) -> Any:
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(kind, kind)
         raise MissingExtra(f"{kind} requires {error.name}: pip install 'lightir[{extra}]'") from None
-
-
-def refuse_filter(address: EngineAddress, wanted: Filter | None) -> None:
-    """Refuse a filter for an engine that lightir does not translate filters for."""
-    if wanted is not None:
-        raise InvalidInput(f"filters are not supported for {address.kind}; search the index with it, or PostgreSQL")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from lightir.contract import Contract, Fusion
 from lightir.engines.engine import Engine, EngineList, EngineRows
+from lightir.engines.filters import matches
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
+from lightir.index.metadata_filters import Node, parse
 from lightir.index.passages.naming import document_of, first_of_documents
 from lightir.index.phrases import WORDS_ALONE
 from lightir.kernel.candidates import Scale, normalize
@@ -27,6 +29,9 @@ from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.snippets import snippets
 from lightir.types import Branch, BranchScore, Hit, Query, Ranking, Run
 from lightir.vectors import Floats, QueryEncoder, QueryVectors, SparseVectors
+
+TESTED_ROWS = 1000
+"""Maximum number of rows whose metadata one request fetches."""
 
 MARGIN = 32
 """Number of rows that a branch lists beyond the depth, so that ties at its end are cut in the order of their ids."""
@@ -83,6 +88,7 @@ class EngineSearcher:
         self.task, self.exact, self.native = task, exact, native
         contract = getattr(encoder, "contract", None)
         self._contract = contract if isinstance(contract, Contract) else None
+        self._tested: Node | None = None
         if collection.fingerprint and collection.fingerprint != encoder.document_fingerprint:
             raise ContractMismatch(
                 f"{engine.address} has vectors of {collection.model} ({collection.fingerprint}), but the query encoder "
@@ -147,7 +153,8 @@ class EngineSearcher:
         """Return each query's ranking, and the branches' scores of its candidates."""
         require_count(k)
         vectors = self._encoded(queries)
-        self.engine.restrict(options.filter)
+        tested = self.engine.restrict(options.filter)
+        self._tested = None if options.filter is None or not tested else parse(options.filter)
         return [self._best(vectors, at, query.query_id, k, (chosen, options)) for at, query in enumerate(queries)]
 
     def _best(
@@ -207,16 +214,39 @@ class EngineSearcher:
         }
 
     def _list(self, vectors: QueryVectors, at: int, branch: Branch, depth: int) -> EngineList:
-        """Return a branch's best rows: score down, then doc_id up; ties at the end are read to their last row."""
+        """Return a branch's best rows: score down, then doc_id up; ties at the end are read to their last row.
+
+        Raises:
+            InvalidInput: the engine lists too few rows to find those that match the filter.
+        """
         n = min(depth + MARGIN, self.engine.max_listed)
+        matching: dict[str, bool] = {}
         while True:
             listed = self._ask(vectors, at, branch, n)
-            order = sorted(range(len(listed.doc_ids)), key=lambda i: (-listed.scores[i], listed.doc_ids[i]))[:depth]
+            self._test_rows(listed.doc_ids, matching)
+            rows = [i for i, doc_id in enumerate(listed.doc_ids) if matching.get(doc_id, self._tested is None)]
+            order = sorted(rows, key=lambda i: (-listed.scores[i], listed.doc_ids[i]))[:depth]
             best = EngineList([listed.doc_ids[i] for i in order], listed.scores[order])
-            is_whole = len(listed.doc_ids) < n or n == self.engine.max_listed
-            if is_whole or listed.scores.min() < best.scores[-1]:
+            is_full = len(order) == depth
+            if len(listed.doc_ids) < n or (is_full and listed.scores.min() < best.scores[-1]):
                 return best
+            if n == self.engine.max_listed:
+                if is_full or self._tested is None:
+                    return best
+                raise InvalidInput(
+                    f"the filter matches only {len(order)} of the {n:,} rows that {self.engine.address.kind} lists at "
+                    f"most, and {depth} are needed; search the index with it, or test for equal values too"
+                )
             n = min(4 * n, self.engine.max_listed)
+
+    def _test_rows(self, doc_ids: Sequence[str], matching: dict[str, bool]) -> None:
+        """Add to `matching` whether listed rows match the filter, if the engine does not test all of it."""
+        if self._tested is None:
+            return
+        unknown = [doc_id for doc_id in doc_ids if doc_id not in matching]
+        for first in range(0, len(unknown), TESTED_ROWS):
+            rows = self.engine.fetch(unknown[first : first + TESTED_ROWS], ())
+            matching |= {document.doc_id: matches(self._tested, document.metadata) for document in rows.documents}
 
     def _ask(self, vectors: QueryVectors, at: int, branch: Branch, n: int) -> EngineList:
         nothing = EngineList([], np.zeros(0, np.float32))

@@ -7,6 +7,7 @@ Milvus refuses sparse vectors without terms, so they get a term beyond the vocab
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,12 +29,12 @@ from lightir.engines.engine import (
     document_of_payload,
     engine_errors,
     payload_of,
-    refuse_filter,
     sparse_dict,
     sparse_of_dicts,
 )
+from lightir.engines.filters import condition
 from lightir.errors import InvalidInput
-from lightir.index.metadata_filters import Filter
+from lightir.index.metadata_filters import Among, Compared, Filter, parse
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -45,6 +46,9 @@ RECORD = "lightir"
 """Property with the record, where the server keeps no descriptions (milvus-lite)."""
 
 FLOAT_VECTOR = "FLOAT_VECTOR"
+MAX_EXACT = 2**53
+PLAIN_TEXT = re.compile(r"[^\x00-\x1f\"\\]*")
+"""Strings that an expression holds as they are."""
 
 
 class Milvus:
@@ -63,6 +67,7 @@ class Milvus:
         self._library = client_module("pymilvus", "milvus")
         self._vector, self._sparse = address.options.get("vector", ""), address.options.get("sparse", SPARSE)
         self._id, self._present = DOC_ID, CollectionRecord(None, None)
+        self._filter = ""
         with engine_errors(address, "connect to"):
             if address.is_local:
                 self._client = self._library.MilvusClient(address.path)
@@ -194,9 +199,15 @@ class Milvus:
         with engine_errors(self.address, "flush"):
             self._client.flush(self.address.collection)
 
-    def restrict(self, wanted: Filter | None) -> None:
-        """Refuse filters, which lightir does not translate for this engine."""
-        refuse_filter(self.address, wanted)
+    def restrict(self, wanted: Filter | None) -> bool:
+        """Let the following searches return rows that match a filter, and others that Milvus cannot tell from them."""
+        self._filter = ""
+        if wanted is None:
+            return False
+        tree = parse(wanted)
+        if self._present.fingerprint:
+            self._filter = condition(tree, _expression, _joined) or ""
+        return True
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products."""
@@ -215,7 +226,12 @@ class Milvus:
     def _search(self, vectors: list[Any], field: str, k: int, params: dict[str, Any]) -> list[EngineList]:
         with engine_errors(self.address, "search"):
             answers = self._client.search(
-                self.address.collection, data=vectors, anns_field=field, limit=k, search_params=params
+                self.address.collection,
+                data=vectors,
+                anns_field=field,
+                limit=k,
+                search_params=params,
+                filter=self._filter,
             )
         return [self._listed(hits) for hits in answers]
 
@@ -273,3 +289,25 @@ class Milvus:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+def _expression(keys: list[str], test: Among | Compared) -> str | None:
+    """Return an expression that every row meets which matches a test; None for what Milvus cannot express.
+
+    Milvus cannot compare the elements of a list by order, and milvus-lite does not parse lists of negative numbers.
+    """
+    if isinstance(test, Compared) or "null" in test.constants:
+        return None
+    if not all(map(PLAIN_TEXT.fullmatch, test.texts)) or not all(0 <= number < MAX_EXACT for number in test.numbers):
+        return None
+    field = METADATA + "".join(f'["{key}"]' for key in keys)
+    literals = [*test.constants, *(f'"{text}"' for text in test.texts)]
+    for number in test.numbers:
+        literals += [str(int(number)), f"{float(number) + 0.0:.1f}"] if number == int(number) else [repr(number)]
+    return _joined([f"{field} == {literal} or json_contains({field}, {literal})" for literal in literals], False)
+
+
+def _joined(parts: Sequence[str], is_all: bool) -> str:
+    if not parts:
+        return f'{DOC_ID} == ""'  # no document has the empty id
+    return "(" + (") and (" if is_all else ") or (").join(parts) + ")"

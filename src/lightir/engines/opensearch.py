@@ -49,12 +49,19 @@ class OpenSearch(Elasticsearch):
     def _nearest(self, vector: list[float], k: int) -> dict[str, Any]:
         if self._present.index == "flat":
             return self._exact(vector)
-        return {"query": {"knn": {self._vector: {"vector": vector, "k": k}}}}
+        nearest = {"vector": vector, "k": k}
+        return {
+            "query": {"knn": {self._vector: nearest if self._filter is None else {**nearest, "filter": self._filter}}}
+        }
 
     def _exact(self, vector: list[float]) -> dict[str, Any]:
         params = {"field": self._vector, "query_value": vector, "space_type": "innerproduct"}
         script = {"lang": "knn", "source": "knn_score", "params": params}
-        return {"query": {"script_score": {"query": {"exists": {"field": self._vector}}, "script": script}}}
+        return {
+            "query": {
+                "script_score": {"query": self._restricted({"exists": {"field": self._vector}}), "script": script}
+            }
+        }
 
     def _sparse_query(self, terms: Mapping[str, float]) -> dict[str, Any]:
         if len(terms) > MAX_CLAUSES:
@@ -63,7 +70,7 @@ class OpenSearch(Elasticsearch):
             {"rank_feature": {"field": f"{SPARSE}.{term}", "linear": {}, "boost": weight}}
             for term, weight in terms.items()
         ]
-        return {"query": {"bool": {"should": clauses}}}
+        return {"bool": {"should": clauses}}
 
     def _wanted(self, branches: Sequence[Branch]) -> dict[str, Any]:
         names = {"dense": self._vector, "sparse": SPARSE}

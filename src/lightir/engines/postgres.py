@@ -220,7 +220,7 @@ class Postgres:
                 )
             self._do("ANALYZE {table}")
 
-    def restrict(self, wanted: Filter | None) -> None:
+    def restrict(self, wanted: Filter | None) -> bool:
         """Let the following searches return rows that match a filter alone, which they find by a scan.
 
         The table has no types of fields: values are compared as JSON, dates as strings.
@@ -230,11 +230,12 @@ class Postgres:
         """
         self._where, self._filter_values = "", []
         if wanted is None:
-            return
+            return False
         if METADATA not in self._columns:
             raise InvalidInput(f"{self.address} has no column {METADATA!r}, so it cannot be filtered")
         where, self._filter_values = filter_sql(parse(wanted))
         self._where = f" AND {where}"
+        return False
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products; of the highest cosines in another's table."""

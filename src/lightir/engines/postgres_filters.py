@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from lightir.engines.engine import METADATA
+from lightir.engines.filters import keys_of
 from lightir.errors import InvalidInput
 from lightir.index.metadata_filters import AllOf, Among, Compared, Exists, FieldTest, Node, Not
 
 OPERATORS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-KEY = re.compile(r'\."((?:[^"\\]|\\.)*)"')
 
 ELEMENTS = (
     "jsonb_array_elements(CASE jsonb_typeof({value}) WHEN 'array' THEN {value} ELSE jsonb_build_array({value}) END)"
@@ -39,7 +38,7 @@ def filter_sql(tree: Node) -> tuple[str, list[Any]]:
 
 
 def _field_sql(test: FieldTest) -> tuple[str, list[Any]]:
-    keys = [_text(json.loads(f'"{key}"')) for key in KEY.findall(test.path)]
+    keys = [_text(key) for key in keys_of(test.path)]
     value = METADATA + " -> %s::text" * len(keys)
     if isinstance(test.test, Exists):
         return f"(({value}) IS {'NOT ' * test.test.exists}NULL)", keys

@@ -16,6 +16,7 @@ from lightir.engines.address import EngineAddress, engine_key
 from lightir.engines.engine import (
     DENSE,
     DOC_ID,
+    METADATA,
     SPARSE,
     VERSION,
     CollectionRecord,
@@ -25,11 +26,11 @@ from lightir.engines.engine import (
     document_of_payload,
     engine_errors,
     payload_of,
-    refuse_filter,
     sparse_of_dicts,
 )
+from lightir.engines.filters import condition
 from lightir.errors import InvalidInput
-from lightir.index.metadata_filters import Filter
+from lightir.index.metadata_filters import Among, Compared, Filter, parse
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -67,6 +68,7 @@ class Qdrant:
         self._sparse = address.options.get("sparse", SPARSE)
         self._vocab_size = 0
         self._is_own = True
+        self._filter: Any = None
         with engine_errors(address, "open"):
             if client is not None:
                 self._client = client
@@ -188,9 +190,43 @@ class Qdrant:
     def finish(self) -> None:
         """Do nothing: a written row can be searched at once, and the server builds its graph by itself."""
 
-    def restrict(self, wanted: Filter | None) -> None:
-        """Refuse filters, which lightir does not translate for this engine."""
-        refuse_filter(self.address, wanted)
+    def restrict(self, wanted: Filter | None) -> bool:
+        """Let the following searches return rows that match a filter, and others that Qdrant cannot tell from them."""
+        self._filter = None
+        if wanted is None:
+            return False
+        tree = parse(wanted)
+        if self._is_own:
+            wanted_of_all = condition(tree, self._condition, self._joined)
+            self._filter = None if wanted_of_all is None else self._joined([wanted_of_all], True)
+        return True
+
+    def _condition(self, keys: list[str], test: Among | Compared) -> Any:
+        """Return a condition that every row meets which matches a test; Qdrant compares numbers as float64."""
+        models, key = self._models, ".".join([METADATA, *keys])
+        if isinstance(test, Compared):
+            if not isinstance(test.value, int | float):
+                return None
+            limit = {f"{test.operator[:2]}e": float(test.value)}
+            return models.FieldCondition(key=key, range=models.Range(**limit))
+        if "null" in test.constants:
+            return None
+        parts = [models.FieldCondition(key=key, range=models.Range(gte=float(n), lte=float(n))) for n in test.numbers]
+        parts += [
+            models.FieldCondition(key=key, match=models.MatchValue(value=constant == "true"))
+            for constant in test.constants
+        ]
+        if test.texts:
+            parts.append(models.FieldCondition(key=key, match=models.MatchAny(any=list(test.texts))))
+        return self._joined(parts, False)
+
+    def _joined(self, parts: Sequence[Any], is_all: bool) -> Any:
+        if is_all:
+            return self._models.Filter(must=list(parts))
+        return self._models.Filter(should=list(parts)) if parts else self._models.Filter(must=[self._nothing()])
+
+    def _nothing(self) -> Any:
+        return self._models.HasIdCondition(has_id=[])
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products."""
@@ -223,7 +259,9 @@ class Qdrant:
 
     def _search(self, **arguments: Any) -> EngineList:
         with engine_errors(self.address, "search"):
-            answer = self._client.query_points(self.address.collection, with_payload=[DOC_ID], **arguments)
+            answer = self._client.query_points(
+                self.address.collection, with_payload=[DOC_ID], query_filter=self._filter, **arguments
+            )
         doc_ids = [self._doc_id(point) for point in answer.points]
         return EngineList(doc_ids, np.array([point.score for point in answer.points], dtype=np.float32))
 
