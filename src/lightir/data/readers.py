@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from lightir.data.databases import SQLITE_SUFFIXES, arrow_records, data_set_files, sqlite_count, sqlite_records
 from lightir.data.file_documents import file_ids, files_as_documents, skipped_text
 from lightir.data.folders import folder_files
 from lightir.data.formats import FORMATS, format_suffix
@@ -35,7 +36,8 @@ from lightir.text import check_text
 from lightir.types import Cells, Document, Qrels, Query, unescape_id
 
 Source: TypeAlias = str | Path | Sequence[str | Path]
-"""A BEIR folder, a folder of files, data files (JSONL, CSV, TSV, Parquet), text files, or "-" for stdin."""
+"""A BEIR folder, a data set on disk, a folder of files, data files (JSONL, CSV, TSV, Parquet, Arrow, SQLite), text
+files, or "-" for stdin."""
 
 DOC_ID_FIELDS = ("_id", "doc_id", "docid", "id")
 QUERY_ID_FIELDS = ("_id", "query_id", "qid", "id")
@@ -58,8 +60,9 @@ def read_documents(
     strings, whose types an index infers. A folder with corpus.jsonl, plain or gzipped, is a BEIR folder. In any other
     folder each file of a readable type (`lightir.data.formats.FORMATS`, recursively, without hidden and ignored files)
     is a document, whose id is its path, beginning with the folder's name. Files that cannot be read, files of other
-    types and symbolic links are skipped, and log messages say which and how many. Stdin holds JSON lines, or plain
-    lines whose ids are the line numbers. Blank lines are skipped.
+    types and symbolic links are skipped, and log messages say which and how many. Of an SQLite database the table or
+    query of the options is read, and of a Hugging Face data set on disk its Arrow files. Stdin holds JSON lines, or
+    plain lines whose ids are the line numbers. Blank lines are skipped.
 
     Args:
         source: folder, files, or "-" for stdin.
@@ -71,10 +74,12 @@ def read_documents(
         NotFound: a path does not exist (raised at once, before the first document).
         InvalidInput: missing id or text, empty or duplicate id, wrong type, invalid UTF-8, damaged file, unsupported
             file type, or a line, document or field above its limit. The message names file and line.
-        MissingExtra: Parquet requires pyarrow.
+        MissingExtra: Parquet and Arrow require pyarrow.
     """
     chosen = read_options(options)
     parts = [_Part.of(path, "corpus", chosen) for path in _as_list(source)]
+    if (chosen.table is not None or chosen.sql is not None) and all(part.kind != "sqlite" for part in parts):
+        raise InvalidInput(f"a table or a query was chosen, but none of the files ends in {', '.join(SQLITE_SUFFIXES)}")
     return _documents(parts, _Fields.of(fields or {}), chosen)
 
 
@@ -236,10 +241,15 @@ def _is_number(text: str) -> bool:
 
 
 def _as_list(source: Source) -> list[str | Path]:
+    """Return the paths of a source; the files of a data set in place of its folder."""
     sources = [source] if isinstance(source, str | Path) else list(source)
     if not sources:
         raise InvalidInput("no source given; expected a folder, files, or - for stdin")
-    return sources
+    paths: list[str | Path] = []
+    for path in sources:
+        files = data_set_files(Path(path)) if str(path) and Path(path).is_dir() else None
+        paths += [path] if files is None else files
+    return paths
 
 
 class _Part:
@@ -293,12 +303,18 @@ class _Part:
             yield from table_records(self.path, self.kind, self.options)
         elif self.kind == "parquet":
             yield from parquet_records(self.path)
+        elif self.kind == "arrow":
+            yield from arrow_records(self.path)
+        elif self.kind == "sqlite":
+            yield from sqlite_records(self.path, self.options)
         else:
             raise AssertionError(self.kind)
 
     def count(self) -> int | None:
-        if self.path is None or self.kind in ("csv", "tsv"):
+        if self.path is None or self.kind in ("csv", "tsv", "arrow"):
             return None
+        if self.kind == "sqlite":
+            return sqlite_count(self.path, self.options)
         if self.kind == "parquet":
             return int(parquet_file(self.path).metadata.num_rows)
         if self.kind == "folder":
@@ -316,6 +332,8 @@ def _kind_of_file(path: Path) -> str:
         return suffix[1:]
     if suffix == ".parquet" and path.suffix.lower() != ".gz":
         return "parquet"
+    if suffix in (*SQLITE_SUFFIXES, ".arrow") and path.suffix.lower() != ".gz":
+        return "arrow" if suffix == ".arrow" else "sqlite"
     if suffix == ".json":
         raise InvalidInput(
             f"{path} is one JSON value; expected JSON lines, one object per line (convert it with: jq -c '.[]')"
@@ -324,7 +342,8 @@ def _kind_of_file(path: Path) -> str:
         return "text"
     raise InvalidInput(
         f"{path}: unsupported file type {suffix or '(no suffix)'}; expected {', '.join(JSONL_SUFFIXES)}, .csv, .tsv, "
-        ".parquet, or a text, source code, .md, .html, .pdf, .docx, .pptx, .xlsx, .epub, .ipynb or .eml file"
+        ".parquet, .arrow, .sqlite, or a text, source code, .md, .html, .pdf, .docx, .pptx, .xlsx, .epub, .ipynb or "
+        ".eml file"
     )
 
 

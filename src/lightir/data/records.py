@@ -21,6 +21,9 @@ from lightir.types import Cells
 Record: TypeAlias = tuple[int, dict[str, Any]]
 """A line or row number, from 1, and the fields by name."""
 
+ROW_SUFFIXES = (".parquet", ".arrow", ".sqlite", ".sqlite3", ".db")
+"""Suffixes of files that have rows instead of lines."""
+
 
 def json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[Record]:
     """Parse JSON lines that are objects.
@@ -147,7 +150,7 @@ def parquet_file(path: Path) -> Any:
 def parquet_records(path: Path) -> Iterator[Record]:
     """Read the rows of a Parquet file, numbered from 1, with their values converted to JSON values."""
     for number, row in enumerate(parquet_rows(path), 1):
-        yield number, {name: _json_value(value, f"{path}, row {number}: {name}") for name, value in row.items()}
+        yield number, {name: json_value(value, f"{path}, row {number}: {name}") for name, value in row.items()}
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -164,12 +167,12 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         yield from rows
 
 
-def _json_value(value: Any, where: str) -> Any:
+def json_value(value: Any, where: str) -> Any:
     """Convert a value to a JSON value, so that metadata survive a round trip."""
     if isinstance(value, dict):
-        return {str(key): _json_value(item, where) for key, item in value.items()}
+        return {str(key): json_value(item, where) for key, item in value.items()}
     if isinstance(value, list):
-        return [_json_value(item, where) for item in value]
+        return [json_value(item, where) for item in value]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
@@ -201,4 +204,4 @@ def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[
 
 def record_location(name: str, number: int) -> str:
     """Name a line or row for error messages."""
-    return f"{name}, {'row' if name.endswith('.parquet') else 'line'} {number}"
+    return f"{name}, {'row' if Path(name).suffix in ROW_SUFFIXES else 'line'} {number}"
