@@ -39,7 +39,7 @@ def make_index(folder: Path, shard: Shard, **encoder: object) -> Path:
 def records(folder: Path) -> dict[str, dict[str, object]]:
     """Read all lines of a collection by id."""
     lines = [line for path in sorted(folder.iterdir()) for line in path.read_text().splitlines()]
-    actual = {record["id"]: record for record in map(json.loads, lines)}
+    actual = {record.get("id", record.get("docid")): record for record in map(json.loads, lines)}
     assert len(actual) == len(lines)
     return actual
 
@@ -86,7 +86,7 @@ def test_dense_collection_has_the_stored_rows(tmp_path: Path) -> None:
         actual = records(tmp_path / "out")
     assert shard.dense is not None
     rows = {document.doc_id: row for document, row in zip(shard.documents, shard.dense.tolist(), strict=True)}
-    assert actual == {doc_id: {"id": doc_id, "contents": "", "vector": row} for doc_id, row in rows.items()}
+    assert actual == {doc_id: {"docid": doc_id, "contents": "", "vector": row} for doc_id, row in rows.items()}
 
 
 def topics(folder: Path, queries: Mapping[str, str]) -> tuple[object, dict[str, list[str]]]:
@@ -151,3 +151,33 @@ def test_anserini_ranks_impacts_as_the_index(tmp_path: Path) -> None:
     for name, ranking in actual.items():
         scores = dict(zip(ranking.doc_ids, ranking.scores.tolist(), strict=True))
         assert dict(zip(theirs[name].doc_ids, np.rint(theirs[name].scores).tolist(), strict=True)) == scores
+
+
+@needs_anserini
+@pytest.mark.parametrize("kind", ["Flat", "Hnsw"])
+def test_anserini_ranks_dense_rows_as_the_index(kind: str, tmp_path: Path) -> None:
+    index_folder = make_index(tmp_path, random_shard(120))
+    queries = [Query("1", "cat cat dog"), Query("2", "the fish runs well"), Query("3", "sleeps well")]
+    with Index.open(index_folder) as index:
+        export_anserini(index.view, tmp_path / "collection", branch="dense")
+        expected = Searcher(index).search(queries, 20, SearchOptions(mode="dense"))
+    vectors = CachedQueryEncoder.load(index_folder).encode([query.text for query in queries]).dense
+    assert vectors is not None
+    lines = [{"qid": int(query.query_id), "vector": row.tolist()} for query, row in zip(queries, vectors, strict=True)]
+    (tmp_path / "topics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    lucene, run = tmp_path / "lucene", tmp_path / "run.txt"
+    anserini(
+        f"index.Index{kind}DenseVectors", "-collection", "JsonDenseVectorCollection", "-input", tmp_path / "collection",
+        "-index", lucene, "-generator", "DenseVectorDocumentGenerator", "-threads", 1, "-memoryBuffer", 64,
+    )  # fmt: skip
+    graph = ["-efSearch", 200] if kind == "Hnsw" else []
+    anserini(
+        f"search.Search{kind}DenseVectors", "-index", lucene, "-topics", tmp_path / "topics.jsonl", "-topicReader",
+        "JsonIntVector", "-output", run, "-hits", 20, *graph,
+    )  # fmt: skip
+    theirs = read_run(run)
+    assert theirs.keys() == expected.keys()
+    for name, ranking in expected.items():
+        cosines = dict(zip(theirs[name].doc_ids, 2 * theirs[name].scores - 1, strict=True))
+        assert list(cosines) == list(ranking.doc_ids)
+        np.testing.assert_allclose(list(cosines.values()), ranking.scores, atol=1e-5)

@@ -1,8 +1,8 @@
 """Write an index as collections that Anserini and Pyserini index: learned sparse vectors, or dense vectors.
 
 A JsonVectorCollection has one JSON object per line and document: `{"id": ..., "contents": ..., "vector": {TERM:
-IMPACT}}`. A JsonDenseVectorCollection has an array of numbers as "vector". Topics are lines `QUERY_ID TAB TERMS`, in
-which a term stands as often as it weighs.
+IMPACT}}`. A JsonDenseVectorCollection has "docid" in place of "id", and an array of numbers as "vector". Topics are
+lines `QUERY_ID TAB TERMS`, in which a term stands as often as it weighs.
 """
 
 from __future__ import annotations
@@ -111,9 +111,10 @@ def export_anserini(
             doc_ords = (live.first_ord + places).astype(np.uint32)
             doc_ids = view.doc_ids(doc_ords)
             contents = [doc.full_text() for doc in view.documents_at(doc_ords)] if texts else [""] * len(doc_ids)
+            id_field = "id" if chosen == "sparse" else "docid"
             vectors = _impacts(live, places, names) if chosen == "sparse" else _dense(live, places)
             for doc_id, text, vector in zip(doc_ids, contents, vectors, strict=True):
-                record = {"id": doc_id, "contents": text, "vector": vector}
+                record = {id_field: doc_id, "contents": text, "vector": vector}
                 file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             written += len(places)
             progress.update(len(places))
