@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def test_the_best_passage_of_each_document_is_ranked_as_in_the_index(engine: Eng
     options = IndexOptions(analyzer="words", passages=PassageOptions(16))
     encoder = write_folder(tmp_path / "encoder", word_contract(), {"default": {"embeddings": word_table()}})
     with IndexWriter.create(tmp_path / "i", contract=word_contract(), options=options, query_encoder=encoder) as writer:
-        writer.add([Document(f"d{i}", f"The cat {i} runs well. " * (i % 9 + 1), f"t{i}") for i in range(30)])
+        texts = [f"The cat {i} runs well. " * (i % 9 + 1) for i in range(30)]
+        writer.add([Document(f"d{i}", text, f"t{i}", {"third": i % 3}) for i, text in enumerate(texts)])
     work(tmp_path / "i", FakeEncoder(), WorkOptions(once=True), progress=False)
     rng = np.random.default_rng(0)
     queries = GivenVectors(word_contract(), {"q": rng.standard_normal(4)}, {"q": {1: 1.0}})
@@ -90,9 +92,10 @@ def test_the_best_passage_of_each_document_is_ranked_as_in_the_index(engine: Eng
         assert report.sent == len(index.view) > len(index)
         own, theirs = Searcher(index, queries), EngineSearcher(engine, queries)
         for mode in ("dense", "sparse", "dense+sparse"):
-            for passages in (False, True):
-                asked = SearchOptions(mode=mode, passages=passages)
+            for passages, wanted in product((False, True), (None, {"third": 1}, {"not": {"third": {"lt": 2}}})):
+                asked = SearchOptions(mode=mode, passages=passages, filter=wanted)
                 expected = own.search(["q"], 20, asked)["0"].doc_ids
+                assert len(expected) >= 10
                 assert list(theirs.search(["q"], 20, asked)["0"].doc_ids) == list(expected)
         mine, hits = own.hits("q", 5, SearchOptions(mode="dense")), theirs.hits("q", 5, SearchOptions(mode="dense"))
         assert [(hit.doc_id, hit.passage) for hit in hits] == [(hit.doc_id, hit.passage) for hit in mine]
