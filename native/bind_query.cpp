@@ -453,7 +453,7 @@ void bind_query(nb::module_& m) {
         .def("encode", &QueryEncoder::encode, nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
         .def("encode_terms", &QueryEncoder::encode_terms, nb::arg(), nb::arg(), nb::arg(), nb::arg().noconvert());
     nb::class_<SharedFinder>(m, "PassageFinder")
-        .def(nb::init<bool>())
+        .def(nb::init<bool, bool>())
         .def("learn_block", &bind_learn_block)
         .def("learn_words", &bind_learn_words)
         .def("find", &bind_find);

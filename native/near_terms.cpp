@@ -46,14 +46,15 @@ size_t end_of_prefix(const SortedTerms& terms, size_t begin, std::string_view pr
     return high;
 }
 
-// The table of distances between the prefixes of a word and those of the current term.
+// The table of distances between the prefixes of a word and those of the current term. A distance is at least the difference
+// of their lengths, so a row needs only the cells whose lengths differ by at most the limit. The cells beside them are `far`.
 class DistanceTable {
 public:
     DistanceTable(std::string_view word, size_t distance, bool prefix)
-        : word_(characters_of(word)), limit_(distance), prefix_(prefix) {
-        rows_.emplace_back(word_.size() + 1);
-        for (size_t i = 0; i <= word_.size(); ++i) rows_[0][i] = i;
-        nearest_.push_back(word_.size());
+        : word_(characters_of(word)), limit_(distance), far_(distance + 1), prefix_(prefix) {
+        add_row();
+        for (size_t i = 0; i <= std::min(word_.size(), limit_); ++i) rows_[0][i] = i;
+        keep_row(0, 0);
     }
 
     // Keeps the rows of the first characters that a term shares with the last one, and adds its further rows until all
@@ -67,44 +68,57 @@ public:
             ++depth;
         }
         path_.resize(depth);
-        while (at < term.size() && open(path_.size())) add(next_character(term, at));
+        while (at < term.size() && open()) add(next_character(term, at));
         end = at;
     }
 
     // Whether the last row has a distance within the limit.
-    bool open() const { return open(path_.size()); }
+    bool open() const { return least_[path_.size()] <= limit_; }
 
-    size_t distance() const { return prefix_ ? nearest_[path_.size()] : rows_[path_.size()][word_.size()]; }
+    size_t distance() const { return prefix_ ? nearest_[path_.size()] : whole_[path_.size()]; }
 
 private:
-    bool open(size_t depth) const {
-        return *std::min_element(rows_[depth].begin(), rows_[depth].end()) <= limit_;
+    void add_row() {
+        rows_.emplace_back(word_.size() + 1, far_);
+        for (std::vector<size_t>* of_rows : {&least_, &whole_, &nearest_}) of_rows->push_back(far_);
     }
 
     void add(uint32_t character) {
         const size_t depth = path_.size() + 1;
-        if (rows_.size() == depth) {
-            rows_.emplace_back(word_.size() + 1);
-            nearest_.push_back(0);
-        }
+        if (rows_.size() == depth) add_row();
         const std::vector<size_t>& above = rows_[depth - 1];
         std::vector<size_t>& row = rows_[depth];
-        row[0] = depth;
-        for (size_t i = 1; i <= word_.size(); ++i) {
-            row[i] = std::min({row[i - 1] + 1, above[i] + 1, above[i - 1] + (word_[i - 1] != character)});
-            if (depth > 1 && i > 1 && word_[i - 1] == path_[depth - 2] && word_[i - 2] == character) {
-                row[i] = std::min(row[i], rows_[depth - 2][i - 2] + 1);
+        const size_t first = depth - std::min(depth, limit_), last = std::min(word_.size(), depth + limit_);
+        size_t least = far_;
+        for (size_t i = first; i <= last; ++i) {
+            if (i == 0) {
+                row[i] = depth;
+            } else {
+                row[i] = std::min({row[i - 1] + 1, above[i] + 1, above[i - 1] + (word_[i - 1] != character)});
+                if (depth > 1 && i > 1 && word_[i - 1] == path_[depth - 2] && word_[i - 2] == character) {
+                    row[i] = std::min(row[i], rows_[depth - 2][i - 2] + 1);
+                }
             }
+            least = std::min(least, row[i]);
         }
-        nearest_[depth] = std::min(nearest_[depth - 1], row[word_.size()]);
         path_.push_back(character);
+        keep_row(depth, least);
+    }
+
+    // Sets what is asked of a row.
+    void keep_row(size_t depth, size_t least) {
+        least_[depth] = least;
+        whole_[depth] = rows_[depth][word_.size()];
+        nearest_[depth] = depth == 0 ? whole_[0] : std::min(nearest_[depth - 1], whole_[depth]);
     }
 
     std::vector<uint32_t> word_;
-    size_t limit_;
+    size_t limit_, far_;
     bool prefix_;
     std::vector<std::vector<size_t>> rows_;  // one per character of the path, and one before the first
-    std::vector<size_t> nearest_;            // the smallest distance of the whole word in each row and those above it
+    std::vector<size_t> least_;              // the smallest distance of each row
+    std::vector<size_t> whole_;              // the distance of the whole word in each row, `far_` outside of its cells
+    std::vector<size_t> nearest_;            // the smallest of these in a row and those above it
     std::vector<uint32_t> path_;
 };
 

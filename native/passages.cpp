@@ -63,6 +63,59 @@ size_t n_plain(const char* bytes) {
 #endif
 }
 
+constexpr size_t block_bytes = 64;
+
+// The classes of 64 bytes, a bit each.
+struct Masks {
+    uint64_t words = 0, blanks = 0, others = 0;  // of words, white space, not ASCII
+};
+
+// Whether a byte is ASCII white space as Python has it.
+bool is_plain_blank(uint8_t byte) {
+    return byte == ' ' || static_cast<uint8_t>(byte - 9) < 5 || static_cast<uint8_t>(byte - 28) < 4;
+}
+
+Masks masks_of(const char* bytes) {
+    Masks masks;
+#if defined(__SSE2__)
+    for (size_t part = 0; part < block_bytes; part += 16) {
+        const __m128i text = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + part));
+        const auto within = [](__m128i from, char first, char n) {  // whether first <= from < first + n
+            const __m128i shifted = _mm_sub_epi8(from, _mm_set1_epi8(first));
+            return _mm_cmpeq_epi8(_mm_min_epu8(shifted, _mm_set1_epi8(static_cast<char>(n - 1))), shifted);
+        };
+        const auto equal = [&](char byte) { return _mm_cmpeq_epi8(text, _mm_set1_epi8(byte)); };
+        const auto bits = [&](__m128i mask) { return uint64_t{static_cast<uint32_t>(_mm_movemask_epi8(mask))} << part; };
+        const __m128i letters = within(_mm_or_si128(text, _mm_set1_epi8(0x20)), 'a', 26);
+        masks.words |= bits(_mm_or_si128(letters, _mm_or_si128(within(text, '0', 10), equal('_'))));
+        masks.blanks |= bits(_mm_or_si128(_mm_or_si128(within(text, 9, 5), within(text, 28, 4)), equal(' ')));
+        masks.others |= bits(text);
+    }
+#else
+    for (size_t i = 0; i < block_bytes; ++i) {
+        const auto byte = static_cast<uint8_t>(bytes[i]);
+        masks.words |= uint64_t{is_plain(byte)} << i;
+        masks.blanks |= uint64_t{is_plain_blank(byte)} << i;
+        masks.others |= uint64_t{byte >= 0x80} << i;
+    }
+#endif
+    return masks;
+}
+
+// Returns a mask of the first n bits, n at most 64.
+uint64_t first_bits(size_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+
+// The number of a word's beginning: of three characters by their low 5 bits, which tell letters but not their case.
+constexpr size_t n_low = 32, n_beginnings = n_low * n_low * n_low;
+
+size_t beginning(size_t first, size_t second, size_t third) { return (first * n_low + second) * n_low + third; }
+
+// Returns the beginning of a word; what follows a word of one or two letters counts too. The text has 3 bytes from it on.
+size_t beginning_of(const char* word) {
+    const auto low = [&](size_t i) { return static_cast<size_t>(word[i]) & (n_low - 1); };
+    return beginning(low(0), low(1), low(2));
+}
+
 // Sets the first and the last 8 bytes of a word of at most 16, with zeros after its end.
 void load(std::string_view word, const char* text_end, uint64_t& head, uint64_t& tail) {
     head = tail = 0;
@@ -145,7 +198,8 @@ void WordTerms::clear() {
     lists_.clear();
 }
 
-PassageFinder::PassageFinder(bool han_terms) : han_terms_(han_terms), classes_(n_blocks) {}
+PassageFinder::PassageFinder(bool han_terms, bool same_beginnings)
+    : han_terms_(han_terms), same_beginnings_(same_beginnings), classes_(n_blocks) {}
 
 void PassageFinder::learn_block(uint32_t block, const uint8_t* classes) {
     if (block >= n_blocks) return;
@@ -154,9 +208,11 @@ void PassageFinder::learn_block(uint32_t block, const uint8_t* classes) {
         classes_[block][i] = (classes[i] & blank_class) != 0 ? blank_class : classes[i];  // white space ends words
     }
     if (block != 0) return;
-    plain_words_ = true;
+    plain_words_ = plain_blanks_ = true;
     for (uint8_t byte = 0; byte < 0x80; ++byte) {
-        plain_words_ = plain_words_ && (classes_[0][byte] & (word_class | han_class)) == (is_plain(byte) ? word_class : 0);
+        const uint8_t kind = classes_[0][byte];
+        plain_words_ = plain_words_ && (kind & (word_class | han_class)) == (is_plain(byte) ? word_class : 0);
+        plain_blanks_ = plain_blanks_ && ((kind & blank_class) != 0) == is_plain_blank(byte);
     }
 }
 
@@ -302,6 +358,62 @@ size_t PassageFinder::word_end(std::string_view text, size_t at, size_t& n_chara
     return at;
 }
 
+// Sets the beginnings of the ASCII words that may have a wanted term.
+void PassageFinder::want_beginnings(const std::vector<std::string>& wanted) {
+    looked_up_.assign(n_beginnings / 64, same_beginnings_ ? 0 : ~uint64_t{0});
+    if (!same_beginnings_) return;
+    const auto add = [&](size_t first, size_t second, size_t third, size_t n) {
+        for (size_t i = beginning(first, second, third); n > 0; ++i, --n) looked_up_[i / 64] |= uint64_t{1} << i % 64;
+    };
+    constexpr size_t i = 'i' & (n_low - 1), y = 'y' & (n_low - 1);
+    for (const std::string& term : wanted) {
+        const auto low = [&](size_t at) { return static_cast<size_t>(term[at]) & (n_low - 1); };
+        if (term.size() == 1) add(low(0), 0, 0, n_low * n_low);
+        if (term.size() < 2) continue;
+        for (const size_t second : {low(1), low(1) == i ? y : low(1)}) {
+            if (term.size() < 4) {
+                add(low(0), second, 0, n_low);
+            } else {
+                add(low(0), second, low(2), 1);
+                if (low(2) == i) add(low(0), second, y, 1);
+            }
+        }
+    }
+}
+
+// Scans ASCII text from `at` on, where no word goes on, 64 bytes at a time, up to what `scan` has to read: other characters,
+// words of many bytes, the end of the text. Returns where it stopped; `n` and `blank` are those of `scan`.
+size_t PassageFinder::scan_blocks(std::string_view text, size_t at, size_t& n, bool& blank, Missing& missing) {
+    const char* const text_end = text.data() + text.size();
+    size_t counted = n + blank;
+    while (text.size() - at >= block_bytes + 2 && counted <= stop_) {
+        const char* const bytes = text.data() + at;
+        const Masks masks = masks_of(bytes);
+        size_t end = masks.others == 0 ? block_bytes : static_cast<size_t>(__builtin_ctzll(masks.others));
+        const uint64_t before_word = ~masks.words & first_bits(end);  // the last word may go on behind the block
+        end = before_word == 0 ? 0 : block_bytes - static_cast<size_t>(__builtin_clzll(before_word));
+        if (end == 0) break;
+        const uint64_t after_word = masks.words << 1, characters = ~(masks.blanks & (masks.blanks << 1 | blank));
+        const auto n_before = [&](size_t i) {
+            return counted + static_cast<size_t>(__builtin_popcountll(characters & first_bits(i)));
+        };
+        for (uint64_t starts = masks.words & ~after_word & first_bits(end); starts != 0; starts &= starts - 1) {
+            const auto start = static_cast<size_t>(__builtin_ctzll(starts));
+            const size_t begins = beginning_of(bytes + start);
+            if ((looked_up_[begins / 64] >> begins % 64 & 1) == 0) continue;
+            const auto length = static_cast<size_t>(__builtin_ctzll(~(masks.words >> start)));
+            if (length < (han_terms_ ? 1u : 2u)) continue;
+            const size_t first = n_before(start);
+            end_word(text.substr(at + start, length), first, first + length, at + start, text_end, missing);
+        }
+        counted = n_before(end);
+        blank = (masks.blanks >> (end - 1) & 1) != 0;
+        at += end;
+    }
+    n = counted - blank;
+    return at;
+}
+
 // Sets matches_, and the best window.
 void PassageFinder::scan(std::string_view text, Missing& missing) {
     const char* const text_end = text.data() + text.size();
@@ -309,6 +421,7 @@ void PassageFinder::scan(std::string_view text, Missing& missing) {
     size_t n = 0, n_run = 0;  // characters so far, blanks in a row counted once
     bool blank = false;
     for (size_t at = 0; at < text.size() && n <= stop_;) {
+        if (plain_words_ && plain_blanks_ && n > 0) at = scan_blocks(text, at, n, blank, missing);
         const auto byte = static_cast<uint8_t>(text[at]);
         const uint8_t kind = byte < 0x80 ? ascii[byte] : class_at(text, at, missing);
         if ((kind & blank_class) != 0) {
@@ -421,6 +534,7 @@ bool PassageFinder::find(std::string_view text, const std::vector<std::string>& 
     window_ = within_ = best_ = best_match_ = 0;
     stop_ = wanted.empty() ? size.length : std::numeric_limits<size_t>::max();
     for (size_t i = 0; i < wanted.size(); ++i) wanted_[number_of(wanted[i])] = static_cast<uint32_t>(i);
+    want_beginnings(wanted);
     scan(text, missing);
     for (const std::string& term : wanted) wanted_[number_of(term)] = WordTerms::no_term;
     if (missing.blocks.empty() && missing.words.empty()) cut(text, passage, missing);

@@ -63,12 +63,17 @@ private:
 // Finds passages. Knows the terms of the words that it has seen, so that each word is analyzed once. Not thread-safe.
 //
 // A text is scanned once, in place. The scan ends early once a window has all terms of the query: no later one is better.
+//
+// With `same_beginnings` most words are not looked up. Then an ASCII word has at most one term. It begins with the word's
+// first three characters in lower case, or two if it has less than four, where a y may have become an i; or it is the
+// word's first character.
 class PassageFinder {
 public:
     static constexpr uint8_t word_class = 1, blank_class = 2, han_class = 4;
 
     // han_terms: whether Han characters and pairs of them are terms, and other words may have one character.
-    explicit PassageFinder(bool han_terms);
+    // same_beginnings: whether ASCII words begin as their terms do.
+    PassageFinder(bool han_terms, bool same_beginnings);
     PassageFinder(const PassageFinder&) = delete;
     PassageFinder& operator=(const PassageFinder&) = delete;
 
@@ -92,6 +97,8 @@ private:
     uint8_t class_of(uint32_t character, Missing& missing) const;
     uint8_t class_at(std::string_view text, size_t at, Missing& missing) const;
     void scan(std::string_view text, Missing& missing);
+    size_t scan_blocks(std::string_view text, size_t at, size_t& n, bool& blank, Missing& missing);
+    void want_beginnings(const std::vector<std::string>& wanted);
     size_t word_end(std::string_view text, size_t at, size_t& n_characters, Missing& missing) const;
     void end_word(std::string_view word, size_t start, size_t end, size_t first_byte, const char* text_end,
                   Missing& missing);
@@ -104,7 +111,10 @@ private:
     size_t back(std::string_view text, size_t at, size_t n, Missing& missing) const;
 
     bool han_terms_;
+    bool same_beginnings_;
     bool plain_words_ = false;  // whether the ASCII characters of words are letters, digits and underscore
+    bool plain_blanks_ = false;  // whether those of white space are the ones that `masks_of` knows
+    std::vector<uint64_t> looked_up_;  // a bit for each beginning of words that may match
     std::vector<std::unique_ptr<uint8_t[]>> classes_;
     WordTerms words_;
     std::unordered_map<std::string, uint32_t> terms_;

@@ -236,6 +236,15 @@ class Analyzer:
         """Whether pairs of adjacent characters are terms where no blanks separate words."""
         return self.name == "chinese" or self.by_script
 
+    @property
+    def keeps_beginnings(self) -> bool:
+        """Whether the terms of ASCII words begin as the words do.
+
+        A term has the first three characters of its word in lower case, or two if it has less than four. English stems
+        may have i for y there (dying: die), or be the first letter alone.
+        """
+        return self.name == "words" or self.languages == ("english",)
+
     def character_classes(self, block: int) -> bytes:
         """Return the classes (`lightir.kernel.passages`) of the 256 characters from 256 * block on."""
         characters = [chr(256 * block + i) for i in range(256)]

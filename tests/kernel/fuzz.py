@@ -282,7 +282,7 @@ class Cases:
     def passages(self, rng: Generator) -> None:
         """Passages lie in their text and hold their matches, whatever the finder has learned."""
         alphabet = list("abZ_09 .,-\n\t\x00é中国\u00a0😀")
-        finder = self.kernel._native.PassageFinder(bool(rng.integers(2)))
+        finder = self.kernel._native.PassageFinder(bool(rng.integers(2)), bool(rng.integers(2)))
         texts = ["".join(rng.choice(alphabet, rng.integers(0, 200))) for _ in range(4)]
         for block in rng.integers(0, 600, 3).tolist():
             finder.learn_block(block, rng.integers(0, 8, 256).astype(np.uint8).tobytes())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import string
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -221,7 +223,7 @@ def test_each_word_is_analyzed_once_whatever_the_number_of_texts() -> None:
         analyzed.extend(words)
         return ENGLISH.terms(words)
 
-    finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False)
+    finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False, same_beginnings=True)
     text = " ".join(f"word{i} naïve{i}" for i in range(500))
     for _ in range(3):
         (passage,) = finder.find([text], ["word3"], length=100, lead=40)
@@ -240,14 +242,16 @@ def test_a_snippet_of_ten_million_characters_analyzes_no_more_than_its_first_mil
         return ENGLISH.terms(words)
 
     text = "".join(f"w{i % 5000} " for i in range(1_900_000))
-    finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False)
+    finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False, same_beginnings=True)
     assert finder.find([text[:SEARCHED_CHARACTERS]], ["w4999"], length=240, lead=40) != [None]
     assert len(analyzed) <= 5001
     assert marked(snippet(text, "w4999", ENGLISH)) == ["w4999"]
 
 
 def test_a_finder_forgets_when_it_is_full_and_finds_all_the_same() -> None:
-    finder = PassageFinder(lambda words: [[word] for word in words], ENGLISH.character_classes, han_terms=False)
+    finder = PassageFinder(
+        lambda words: [[word] for word in words], ENGLISH.character_classes, han_terms=False, same_beginnings=True
+    )
     for start in range(0, 400_000, 100_000):
         text = " ".join(f"w{i}" for i in range(start, start + 100_000))
         (passage,) = finder.find([text], [f"w{start + 77}"], length=100, lead=40)
@@ -256,7 +260,7 @@ def test_a_finder_forgets_when_it_is_full_and_finds_all_the_same() -> None:
 
 
 def test_the_kernel_refuses_wrong_arguments() -> None:
-    native = _native.PassageFinder(False)
+    native = _native.PassageFinder(False, False)
     with pytest.raises(InvalidInput, match="256 classes"):
         native.learn_block(0, b"x")
     with pytest.raises(InvalidInput, match="words and terms"):
@@ -267,3 +271,40 @@ def test_the_kernel_refuses_wrong_arguments() -> None:
         native.find(["a"], [], 2**40, 0)
     native.learn_block(2**31, bytes(256))  # beyond all characters
     assert snippets([], "cat", ENGLISH) == []
+
+
+ENDINGS = """s es ies ied sses ed edly ing ingly eed eedly y tional enci anci abli entli izer ization ational ation ator
+alism aliti alli fulness ousli ousness iveness iviti biliti bli ogi fulli lessli li alize icate iciti ical ful
+ness ative al ance ence er ic able ible ant ement ent ism ate iti ous ive ize ion sion tion e l ogist""".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("name", ["english", "auto-english", "words"])
+def test_terms_begin_as_their_words_where_the_analyzer_says_so(name: str) -> None:
+    """The rule by which the kernel passes over words, on all short words and on endings that stemmers take off."""
+    analyzer = Analyzer(name)
+    assert analyzer.keeps_beginnings
+    letters, others = string.ascii_lowercase, string.digits + "_"
+    words = ["".join(word) for n in (1, 2, 3) for word in itertools.product(letters + others, repeat=n)]
+    starts = [*letters, *map("".join, itertools.product(letters, repeat=2)), "car", "cry", "dyi", "a1b"]
+    words += [start + ending + last for start in starts for ending in ENDINGS for last in ("", "s", "ing", "ly")]
+    for word, terms in zip(words, analyzer.terms(words), strict=True):
+        assert len(terms) <= 1
+        for term in terms:
+            n = 1 if len(term) == 1 else 2 if len(term) < 4 else 3
+            pairs = zip(word[:n], term[:n], strict=True)
+            assert all(a == b or (i and (a, b) == ("y", "i")) for i, (a, b) in enumerate(pairs)), (word, term)
+
+
+def test_most_words_are_not_analyzed_and_no_match_is_passed_over() -> None:
+    analyzed: list[str] = []
+
+    def terms(words: Sequence[str]) -> list[list[str]]:
+        analyzed.extend(words)
+        return ENGLISH.terms(words)
+
+    finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False, same_beginnings=True)
+    text = f"{FAR} Carries of CARRYING_2 dyed  ties: he carried {FAR}"
+    (passage,) = finder.find([text], ["carri", "tie"], length=240, lead=40)
+    assert passage is not None
+    assert [passage[0][start:end] for start, end in passage[1]] == ["Carries", "ties", "carried"]
+    assert "dyed" not in analyzed

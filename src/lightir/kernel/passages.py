@@ -25,6 +25,7 @@ class PassageFinder:
         classes: Callable[[int], bytes],
         *,
         han_terms: bool,
+        same_beginnings: bool,
     ) -> None:
         """Start without words.
 
@@ -33,9 +34,12 @@ class PassageFinder:
             classes: function from the number of a block of 256 characters to their 256 classes.
             han_terms: whether Han characters and pairs of them are terms, and other words may have one character;
                 otherwise words have two characters or more.
+            same_beginnings: whether an ASCII word has at most one term, which begins with the word's first three
+                characters in lower case (two if it has less than four), except that i may stand for y, or which is its
+                first character. Then most words are passed over.
         """
         self._terms, self._classes = terms, classes
-        self._native = _native.PassageFinder(han_terms)
+        self._native = _native.PassageFinder(han_terms, same_beginnings)
 
     def find(self, texts: Sequence[str], wanted: Sequence[str], *, length: int, lead: int) -> list[Passage | None]:
         """Return each text's passage with the most different wanted terms; None for a text that is not valid UTF-8.

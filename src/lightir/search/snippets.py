@@ -78,7 +78,12 @@ def full_texts(texts: Sequence[str], query: str, analyzer: Analyzer, *, also: It
 
 @cache
 def _finder(analyzer: Analyzer) -> PassageFinder:
-    return PassageFinder(analyzer.terms, analyzer.character_classes, han_terms=analyzer.cuts_pairs)
+    return PassageFinder(
+        analyzer.terms,
+        analyzer.character_classes,
+        han_terms=analyzer.cuts_pairs,
+        same_beginnings=analyzer.keeps_beginnings,
+    )
 
 
 def slow_snippet(text: str, wanted: frozenset[str], analyzer: Analyzer, *, length: int) -> Snippet:
