@@ -112,7 +112,7 @@ private:
 
     bool han_terms_;
     bool same_beginnings_;
-    bool plain_words_ = false;  // whether the ASCII characters of words are letters, digits and underscore
+    bool plain_words_ = false;   // whether the ASCII characters of words are letters, digits and underscore
     bool plain_blanks_ = false;  // whether those of white space are the ones that `masks_of` knows
     std::vector<uint64_t> looked_up_;  // a bit for each beginning of words that may match
     std::vector<std::unique_ptr<uint8_t[]>> classes_;

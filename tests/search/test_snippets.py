@@ -216,7 +216,8 @@ def test_a_text_that_is_not_utf_8_has_a_snippet_too() -> None:
     assert marked(snippet("a \ud800 cat", "cats", ENGLISH)) == ["cat"]
 
 
-def test_each_word_is_analyzed_once_whatever_the_number_of_texts() -> None:
+def recording_finder() -> tuple[PassageFinder, list[str]]:
+    """A finder of English words, and the words that it has had analyzed."""
     analyzed: list[str] = []
 
     def terms(words: Sequence[str]) -> list[list[str]]:
@@ -224,6 +225,11 @@ def test_each_word_is_analyzed_once_whatever_the_number_of_texts() -> None:
         return ENGLISH.terms(words)
 
     finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False, same_beginnings=True)
+    return finder, analyzed
+
+
+def test_each_word_is_analyzed_once_whatever_the_number_of_texts() -> None:
+    finder, analyzed = recording_finder()
     text = " ".join(f"word{i} naïve{i}" for i in range(500))
     for _ in range(3):
         (passage,) = finder.find([text], ["word3"], length=100, lead=40)
@@ -235,14 +241,8 @@ def test_each_word_is_analyzed_once_whatever_the_number_of_texts() -> None:
 
 
 def test_a_snippet_of_ten_million_characters_analyzes_no_more_than_its_first_million() -> None:
-    analyzed: list[str] = []
-
-    def terms(words: Sequence[str]) -> list[list[str]]:
-        analyzed.extend(words)
-        return ENGLISH.terms(words)
-
+    finder, analyzed = recording_finder()
     text = "".join(f"w{i % 5000} " for i in range(1_900_000))
-    finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False, same_beginnings=True)
     assert finder.find([text[:SEARCHED_CHARACTERS]], ["w4999"], length=240, lead=40) != [None]
     assert len(analyzed) <= 5001
     assert marked(snippet(text, "w4999", ENGLISH)) == ["w4999"]
@@ -296,13 +296,7 @@ def test_terms_begin_as_their_words_where_the_analyzer_says_so(name: str) -> Non
 
 
 def test_most_words_are_not_analyzed_and_no_match_is_passed_over() -> None:
-    analyzed: list[str] = []
-
-    def terms(words: Sequence[str]) -> list[list[str]]:
-        analyzed.extend(words)
-        return ENGLISH.terms(words)
-
-    finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False, same_beginnings=True)
+    finder, analyzed = recording_finder()
     text = f"{FAR} Carries of CARRYING_2 dyed  ties: he carried {FAR}"
     (passage,) = finder.find([text], ["carri", "tie"], length=240, lead=40)
     assert passage is not None
