@@ -7,6 +7,10 @@ sends. Each query of the test splits runs twice in headless Chromium, with the t
 first run reads, the second one has all it needs. Pagefind finds pages that have all words of a query, so queries of at
 most three words have a column of their own.
 
+Then `--typed` of the queries are typed letter by letter, twice, as the page searches while a person types. A
+keystroke's time is what the page takes for it while no request is open. Its CPU time is that of the page's main thread,
+and includes the driver that asks.
+
     npm install --prefix pagefind pagefind
     python bench/bench_publish.py --dataset scifact nfcorpus --filler cranfield --documents 10000 --model minilm \
         --work /tmp/pages --pagefind pagefind
@@ -53,6 +57,12 @@ ASK_LIGHTIR = """async ([address, query, mode]) => {
     const { hits } = await backend.search({ query, k: 10, mode });
     return [hits.map((hit) => hit.doc_id), performance.now() - began];
 }"""
+TYPE_LIGHTIR = """async ([address, query, mode]) => {
+    window.searching ??= import(`${address}published/backend.js`).then((m) => new m.PublishedBackend(address));
+    const backend = await window.searching;
+    const { hits, took_ms } = await backend.search({ query, k: 10, mode, as_you_type: true });
+    return [hits.map((hit) => hit.doc_id), took_ms];
+}"""
 ASK_PAGEFIND = """async ([address, query]) => {
     window.searching ??= import(`${address}pagefind/pagefind.js`);
     const pagefind = await window.searching;
@@ -78,6 +88,27 @@ class Measured:
     sent: np.ndarray
     requests: np.ndarray
     again_ms: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The answers to queries that are typed letter by letter, twice.
+
+    Attributes:
+        texts: what is in the search box after each keystroke.
+        rankings: ids of each keystroke's hits, best first.
+        sent: (n,) bytes that the host sent for each keystroke.
+        sent_for_query: bytes that it sent for all keystrokes of each query.
+        took_ms: (2, n) milliseconds of each keystroke without the time that requests took, in both runs.
+        cpu_ms: (2, n) milliseconds of CPU time.
+    """
+
+    texts: list[str]
+    rankings: list[list[str]]
+    sent: np.ndarray
+    sent_for_query: list[int]
+    took_ms: np.ndarray
+    cpu_ms: np.ndarray
 
 
 class Host(http.server.SimpleHTTPRequestHandler):
@@ -187,6 +218,63 @@ def measured(browser: Any, folder: Path, script: str, queries: Sequence[Query], 
     return Measured(rankings, np.array(sent), np.array(requests), np.array(again))
 
 
+def typed(browser: Any, folder: Path, queries: Sequence[Query], mode: str) -> Typed:
+    """Type the first query, which reads what all need, and then all queries letter by letter, twice."""
+    texts = [query.text[:n] for query in queries for n in range(1, len(query.text) + 1)]
+    sent, took_ms, cpu_ms = [], [], []
+    with hosted(folder) as address:
+        page = browser.new_context().new_page()
+        page.goto(address)
+        page.evaluate(TYPE_LIGHTIR, [address, queries[0].text, mode])
+        clock = page.context.new_cdp_session(page)
+        clock.send("Performance.enable", {"timeDomain": "threadTicks"})
+        for run in range(2):
+            rankings = []
+            for text in texts:
+                Host.counted[:] = [0, 0]
+                before = cpu_seconds(clock)
+                doc_ids, milliseconds = page.evaluate(TYPE_LIGHTIR, [address, text, mode])
+                cpu_ms.append(1000 * (cpu_seconds(clock) - before))
+                took_ms.append(milliseconds)
+                rankings.append(doc_ids)
+                if run == 0:
+                    sent.append(Host.counted[0])
+        page.context.close()
+    ends = np.cumsum([len(query.text) for query in queries])
+    by_query = [int(part.sum()) for part in np.split(np.array(sent), ends[:-1])]
+    times = (np.array(values).reshape(2, -1) for values in (took_ms, cpu_ms))
+    return Typed(texts, rankings, np.array(sent), by_query, *times)
+
+
+def cpu_seconds(clock: Any) -> float:
+    """Return the CPU time of a page's main thread."""
+    metrics = {metric["name"]: metric["value"] for metric in clock.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["ThreadTime"])
+
+
+def typed_row(name: str, got: Typed) -> str:
+    """Return a row of the table of keystrokes."""
+    figures = [f"{len(got.texts):,}", f"{np.median(got.sent) / 1000:.1f} kB"]
+    figures += [f"{np.percentile(got.sent, 95) / 1000:.1f} kB", f"{np.median(got.sent_for_query[1:]) / 1000:.0f} kB"]
+    for run in range(2):
+        for times in (got.took_ms[run], got.cpu_ms[run]):
+            figures += [f"{np.median(times):.1f} ms", f"{np.percentile(times, 95):.1f} ms"]
+    return f"| {name} | {' | '.join(figures)} |"
+
+
+def print_keystrokes(browser: Any, folder: Path, modes: Sequence[str], queries: Sequence[Query]) -> dict[str, Typed]:
+    """Type queries in each mode, and print the table."""
+    columns = ["keystrokes", "sent", "95 %", "a query's keystrokes"]
+    for run in ("first run", "again"):
+        columns += [f"{run}, without requests", "95 %", "CPU", "95 %"]
+    print(f"\n| typed | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}")
+    got = {}
+    for mode in modes:
+        got[mode] = typed(browser, folder, queries, mode)
+        print(typed_row(mode, got[mode]), flush=True)
+    return got
+
+
 def page_kilobytes(browser: Any, folder: Path, query: str) -> float:
     """Return what a person's first query takes, with the page."""
     with hosted(folder) as address:
@@ -220,17 +308,21 @@ def row(name: str, got: Measured, queries: Sequence[Query], qrels: dict[str, dic
     return f"| {name} | {' | '.join(figures)} |"
 
 
-def agreement(index: Path, mode: str, got: Measured, queries: Sequence[Query]) -> str:
+def agreement(
+    index: Path, mode: str, rankings: list[list[str]], texts: Sequence[str], *, as_you_type: bool = False
+) -> str:
     """Return how often the page's hits are those of the Python searcher."""
+    queries = [Query(f"{i:05d}", text) for i, text in enumerate(texts)]
     with Index.open(index) as opened:
-        options = SearchOptions(mode=mode, typos=False, compounds=False)
+        options = SearchOptions(mode=mode, typos=False, compounds=False, as_you_type=as_you_type)
         run = Searcher(opened).search(queries, K, options)
     expected = [list(run[query.query_id].doc_ids) for query in queries]
-    pairs = list(zip(expected, got.rankings, strict=True))
+    pairs = list(zip(expected, rankings, strict=True))
     same = np.mean([set(one) == set(other) for one, other in pairs])
     ordered = np.mean([one == other for one, other in pairs])
     shared = np.mean([len({*one} & {*other}) / len(one) if one else 1.0 for one, other in pairs])
-    return f"| {mode} | {same:.1%} | {ordered:.1%} | {shared:.2%} |"
+    name = f"{mode}, typed" if as_you_type else mode
+    return f"| {name} | {same:.1%} | {ordered:.1%} | {shared:.2%} |"
 
 
 def pagefind_program(folder: str | None) -> Path | None:
@@ -275,10 +367,12 @@ def compare(args: argparse.Namespace, work: Path) -> None:
         if program is not None:
             peer = measured(browser, work / "pages", ASK_PAGEFIND, queries)
             print(row(version, peer, queries, qrels), flush=True)
+        keystrokes = print_keystrokes(browser, work / "site", modes, queries[:: -(-len(queries) // args.typed)])
         browser.close()
     print("\n| as the Python searcher | same ten | in the same order | shared hits |\n|---|---:|---:|---:|")
     for mode in modes:
-        print(agreement(work / "index", mode, got[mode], queries))
+        print(agreement(work / "index", mode, got[mode].rankings, [query.text for query in queries]))
+        print(agreement(work / "index", mode, keystrokes[mode].rankings, keystrokes[mode].texts, as_you_type=True))
 
 
 def main() -> None:
@@ -291,6 +385,9 @@ def main() -> None:
     )
     parser.add_argument("--split", default="test", help="split of the queries (default %(default)s)")
     parser.add_argument("--queries", type=int, help="maximum number of queries per data set (default: all)")
+    parser.add_argument(
+        "--typed", type=int, default=40, help="maximum number of queries typed letter by letter (default %(default)s)"
+    )
     parser.add_argument("--model", help="model that encodes the documents (default: words alone)")
     parser.add_argument(
         "--work", help="folder of index, site and pages, kept for a later run (default: a temporary one)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lightir.publish
 from lightir.contract import Contract, Fusion
 from lightir.index import Index, IndexOptions, IndexWriter, PassageOptions
 from lightir.pending import WorkOptions, work
@@ -20,7 +22,7 @@ from lightir.publish import publish_index, vector_files
 from lightir.search import Searcher, SearchOptions
 from lightir.shards import Shard
 from lightir.types import Document
-from published_indexes import WORDS, ask, make_index, needs_node, random_documents, write_encoder
+from published_indexes import FOLDER, NODE, WORDS, ask, make_index, needs_node, random_documents, write_encoder
 
 pytestmark = needs_node
 
@@ -162,6 +164,26 @@ def test_codes_and_refined_rows_find_the_same(tmp_path: Path, monkeypatch: pytes
     for mode in ("dense", "hybrid"):
         answers = check_rankings(index, site, queries=QUERIES, options={"mode": mode})
         assert max(answer["bytes"] for answer in answers[1:]) > 0
+
+
+def test_the_best_documents_are_known_while_scores_change() -> None:
+    rng = np.random.default_rng(11)
+    cases: list[dict[str, Any]] = []
+    for _ in range(200):
+        n, k, spare = int(rng.integers(0, 40)), int(rng.integers(1, 12)), int(rng.integers(0, 12))
+        changes: list[list[tuple[int, int]]] = [[]]
+        for _ in range(4 if n else 0):
+            changed = rng.choice(n, int(rng.integers(0, min(n, 9) + 1)), replace=False)
+            changes.append([(int(i), int(rng.integers(0, 6))) for i in changed])
+        cases.append({"scores": rng.integers(0, 6, n).tolist(), "k": k, "spare": spare, "changes": changes})
+    command = [NODE, str(FOLDER / "best_of_page.mjs"), str(Path(lightir.publish.__file__).parent / "page")]
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=True)
+    for case, lists in zip(cases, json.loads(done.stdout), strict=True):
+        scores = list(case["scores"])
+        for change, given in zip(case["changes"], lists, strict=True):
+            for document, score in change:
+                scores[document] = score
+            assert given == sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: case["k"]]
 
 
 def test_several_segments_with_deleted_documents(tmp_path: Path) -> None:

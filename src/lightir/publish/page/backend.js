@@ -3,7 +3,7 @@
 import { Refused } from "../page/backend.js";
 import { CountedWords } from "./counted_words.js";
 import { Dictionary } from "./dictionary.js";
-import { best, fused } from "./fusion.js";
+import { best, ChangingBest, fused } from "./fusion.js";
 import { QueryTable } from "./query_table.js";
 import { Records } from "./records.js";
 import { snippet } from "./snippets.js";
@@ -15,6 +15,7 @@ const DEVIATIONS = 5; // by which an estimated score may be too low for a docume
 const REFINED_FIRST = 10; // documents beyond those asked for whose rows are read first
 const MAX_REFINED = 64; // documents whose rows are read after that
 const COMPLETED_MORE = 5; // documents beyond those asked for whose scores are made exact
+const SPARE = 150; // documents beyond the depth that are kept while scores are refined
 const DEPTH = 200;
 const MAX_PASSAGES = 20; // of one document that a ranking may hold for each document asked for
 const LAST_WORD = /[\p{L}\p{Nl}\p{No}][\p{L}\p{N}_]*$/u;
@@ -46,11 +47,11 @@ export class PublishedBackend {
     const manifest = await this.#manifest();
     if (body.filter) throw new Refused(422, "a published index has no filters");
     const records = await this.#part("records", () => Records.open(this.store));
-    const found = body.query.trim() ? await this.#rank(body, records) : { rows: all(manifest.documents) };
+    const found = body.query.trim() ? await this.#rank(body, records) : { rows: all(manifest.documents), branches: () => ({}) };
     const rows = records.firstOfDocuments(found.rows, k);
     const analyzer = await this.#analyzer();
     const wanted = new Set([...(await analyzer.words(body.query)).flatMap(([, terms]) => terms), ...(found.words?.completed ?? [])]);
-    const hits = await Promise.all(rows.map((row) => this.#hit(row, wanted, analyzer, records)));
+    const hits = await Promise.all(rows.map((row) => this.#hit(row, found.branches(row.document), wanted, analyzer, records)));
     const round_trip_ms = performance.now() - began;
     return { hits, took_ms: Math.max(0, round_trip_ms - (this.store.waited_ms - waited)), round_trip_ms };
   }
@@ -66,7 +67,7 @@ export class PublishedBackend {
     if (found.words) terms.tokens = await this.#parts.get("words").then((words) => words.termsOf(found.words, row.document));
     if (found.vector) terms.dense = await this.#parts.get("vectors").then((vectors) => vectors.termsOf(found.vector, row.document));
     const shown = { score: row.score, rank: at + 1, n_candidates: found.rows.length, fusion: found.fusion };
-    return { ...shown, branches: row.branches, terms };
+    return { ...shown, branches: found.branches(row.document), terms };
   }
 
   /** Return a document with its whole text. */
@@ -103,51 +104,56 @@ export class PublishedBackend {
       branches.includes("dense") ? this.#part("vectors", () => Vectors.open(this.store)) : null,
     ]);
     const lists = [];
-    if (branches.includes("dense")) lists.push(await this.#denseBranch(vector?.vector));
+    if (branches.includes("dense")) lists.push(await this.#denseBranch(vector?.vector, depth));
     if (branches.includes("tokens")) {
       const scores = await (await this.#parts.get("words")).scores(words);
       lists.push({ name: "tokens", scores, list: best(scores, depth, 0), slack: () => 0, reach: words.reach });
     }
-    const join = () => fused(lists.map((branch) => ({ ...branch, list: branch.list ?? best(branch.scores, depth, branch.above) })), joined);
-    const rows = await this.#refined(join, k, lists, records);
-    return { rows, words, vector, fusion: joined.name };
+    const join = () => fused(lists.map((branch) => ({ ...branch, list: branch.list ?? branch.best.list() })), joined);
+    return { ...(await this.#refined(join, k, lists, records)), words, vector, fusion: joined.name };
   }
 
   /** Return the dense branch with scores that are known without reading; a query without a vector finds nothing. */
-  async #denseBranch(query) {
+  async #denseBranch(query, depth) {
     const { documents } = await this.#manifest();
-    if (!query) return { name: "dense", scores: new Float64Array(documents), above: Infinity, slack: () => 0, reach: 1 };
+    if (!query) return { name: "dense", scores: new Float64Array(documents), list: [], slack: () => 0, reach: 1 };
     const vectors = await this.#parts.get("vectors");
+    const scores = vectors.scores(query);
+    if (!vectors.code) return { name: "dense", scores, list: best(scores, depth), slack: () => 0, reach: 1 };
     const refined = new Set();
     const slack = (document) => (refined.has(document) ? 0 : DEVIATIONS * vectors.deviation(document));
-    return { name: "dense", scores: vectors.scores(query), above: -Infinity, slack, reach: 1, vectors, refined, query };
+    return { name: "dense", scores, best: new ChangingBest(scores, depth, SPARE), slack, reach: 1, vectors, refined, query };
   }
 
   /** Return the ranking after the documents that may be among the k best have their exact dense scores. */
   async #refined(join, k, lists, records) {
     const dense = lists.find(({ refined }) => refined);
-    let rows = join();
-    if (!dense?.vectors.code) return rows;
+    let joined = join();
+    if (!dense) return joined;
     const { vectors, refined, scores, query } = dense;
+    const changed = (documents) => {
+      for (const document of documents) refined.add(document);
+      dense.best.change(documents);
+      joined = join();
+    };
     for (const limit of [k + REFINED_FIRST, MAX_REFINED]) {
-      const shown = records.firstOfDocuments(rows, k);
+      const shown = records.firstOfDocuments(joined.rows, k);
       const least = shown.length < k ? -Infinity : shown[k - 1].score;
-      const asked = rows.filter(({ document, score, upper }) => !refined.has(document) && (upper > least || score >= least));
+      const asked = joined.rows.filter(({ document, score, upper }) => !refined.has(document) && (upper > least || score >= least));
       asked.sort((a, b) => b.upper - a.upper);
       const documents = asked.slice(0, limit).map(({ document }) => document);
       await vectors.refine(query, documents, scores);
-      documents.forEach((document) => refined.add(document));
-      rows = join();
+      changed(documents);
     }
     const completed = new Set();
     const isLacking = ({ document }) => !completed.has(document);
-    while (records.firstOfDocuments(rows, k).some(isLacking)) {
-      const documents = records.firstOfDocuments(rows, k + COMPLETED_MORE).filter(isLacking).map(({ document }) => document);
+    while (records.firstOfDocuments(joined.rows, k).some(isLacking)) {
+      const documents = records.firstOfDocuments(joined.rows, k + COMPLETED_MORE).filter(isLacking).map(({ document }) => document);
       await vectors.complete(query, documents, scores);
-      documents.forEach((document) => refined.add(document) && completed.add(document));
-      rows = join();
+      for (const document of documents) completed.add(document);
+      changed(documents);
     }
-    return rows;
+    return joined;
   }
 
   /** Return the terms of a query with their weights. */
@@ -177,7 +183,7 @@ export class PublishedBackend {
     });
   }
 
-  async #hit({ document, score, branches }, wanted, analyzer, records) {
+  async #hit({ document, score }, branches, wanted, analyzer, records) {
     const stored = await records.record(document);
     const shown = snippet(stored, wanted, analyzer);
     const { text, isCut, cut, document_title, ...record } = stored;
@@ -186,7 +192,7 @@ export class PublishedBackend {
 }
 
 function all(n) {
-  return Array.from({ length: n }, (_, document) => ({ document, score: 0, branches: {} }));
+  return Array.from({ length: n }, (_, document) => ({ document, score: 0 }));
 }
 
 /** Return the branches that a mode searches. */

@@ -62,7 +62,7 @@ export class CountedWords {
   async completions(last, own) {
     const every = await this.dictionary.beginning(last);
     const longer = every.filter(({ word }) => word !== last);
-    longer.sort((a, b) => b.value - a.value || byCodePoints(a.word, b.word));
+    longer.sort((a, b) => b.value - a.value); // equal ones stay in the order of their code points
     let entries = longer.slice(0, MAX_COMPLETIONS).filter(({ word }) => !own.includes(word));
     if (!entries.length) {
       const known = await Promise.all([last, ...own].map((term) => this.frequency(term)));
@@ -88,10 +88,10 @@ export class CountedWords {
     const scores = new Float64Array(this.n);
     terms.forEach(({ weight }, i) => {
       const factor = Math.fround(weight);
-      const { documents, counts } = lists[i];
-      for (let j = 0; j < documents.length; j += 1) scores[documents[j]] += factor * this.#saturation(documents[j], counts[j]);
+      const { documents, saturations } = lists[i];
+      for (let j = 0; j < documents.length; j += 1) scores[documents[j]] += factor * saturations[j];
     });
-    return scores.map(Math.fround);
+    return new Float32Array(scores);
   }
 
   /** Return the query's terms that a document has, with their parts of its score, the largest first. */
@@ -100,36 +100,37 @@ export class CountedWords {
     const lists = await this.#lists(terms.map(([, { entry }]) => entry));
     const shared = terms.flatMap(([term, { weight }], i) => {
       const at = lists[i].documents.indexOf(document);
-      return at < 0 ? [] : [{ term, word: "", weight, score: weight * this.#saturation(document, lists[i].counts[at]) }];
+      return at < 0 ? [] : [{ term, word: "", weight, score: weight * lists[i].saturations[at] }];
     });
     return shared.sort((a, b) => b.score - a.score);
-  }
-
-  #saturation(document, count) {
-    return Math.fround(count / (count + this.penalties[document]));
   }
 
   async #lists(entries) {
     const lacking = entries.filter(({ offset }) => !this.lists.has(offset));
     const read = await this.store.ranges("postings", lacking.map(({ offset, length }) => [offset, offset + length]));
-    lacking.forEach(({ offset, value }, i) => this.lists.set(offset, postings(read[i], value)));
+    lacking.forEach(({ offset, value }, i) => this.lists.set(offset, this.#postings(read[i], value)));
     return entries.map(({ offset }) => this.lists.get(offset));
   }
-}
 
-/** Return a posting list: distances of documents, doubled, and one more where a count other than 1 follows. */
-function postings(bytes, n) {
-  const reader = new Reader(bytes);
-  const documents = new Uint32Array(n);
-  const counts = new Float64Array(n);
-  let document = -1;
-  for (let i = 0; i < n; i += 1) {
-    const coded = reader.number();
-    document += Math.floor(coded / 2) + 1;
-    documents[i] = document;
-    counts[i] = coded % 2 ? reader.number() : 1;
+  /**
+   * Return the documents of a posting list with the saturated counts of the term: count / (count + penalty).
+   *
+   * The list has distances of documents, doubled, and one more where a count other than 1 follows.
+   */
+  #postings(bytes, n) {
+    const reader = new Reader(bytes);
+    const documents = new Uint32Array(n);
+    const saturations = new Float32Array(n);
+    let document = -1;
+    for (let i = 0; i < n; i += 1) {
+      const coded = reader.number();
+      document += Math.floor(coded / 2) + 1;
+      const count = coded % 2 ? reader.number() : 1;
+      documents[i] = document;
+      saturations[i] = count / (count + this.penalties[document]);
+    }
+    return { documents, saturations };
   }
-  return { documents, counts };
 }
 
 /** Compare two texts in the order of their code points, as Python does. */

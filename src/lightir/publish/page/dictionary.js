@@ -6,6 +6,8 @@ const TEXT = new TextDecoder();
 const BYTES = new TextEncoder();
 
 export class Dictionary {
+  #found = new Map();
+
   /**
    * @param {object} store files of the publication.
    * @param {string} name name of the dictionary's files.
@@ -29,11 +31,15 @@ export class Dictionary {
 
   /** Return a word's number, and its text or the place of its list; null without the word. */
   async find(word) {
+    if (!this.#found.has(word)) this.#found.set(word, await this.#read(word));
+    return this.#found.get(word);
+  }
+
+  async #read(word) {
     const wanted = BYTES.encode(word);
     const at = this.#blockOf(wanted);
-    if (at < 0) return null;
-    const entry = (await this.#entries([at]))[0].find(({ key }) => compare(key, wanted) === 0);
-    return entry ?? null;
+    const [entries] = at < 0 ? [[]] : await this.#entries([at]);
+    return entries.find(({ key }) => compare(key, wanted) === 0) ?? null;
   }
 
   /** Return all entries whose words begin with a text. */

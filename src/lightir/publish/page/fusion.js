@@ -1,39 +1,75 @@
 /** Joins the branches' lists, as lightir/kernel/candidates.py describes. */
 
 /**
- * Return the best documents of one branch, best first.
+ * Return the best documents of one branch, best first; equal ones in the order of their numbers.
  *
- * @param {Float64Array} scores scores of all documents; NaN for those that the branch may not return.
+ * @param {Float32Array|Float64Array} scores scores of all documents; NaN for those that the branch may not return.
  * @param {number} k maximum number of documents.
  * @param {number} above exclusive lower limit of the scores.
  */
 export function best(scores, k, above = -Infinity) {
   const heap = []; // the worst document first
-  const worse = (a, b) => scores[a] < scores[b] || (scores[a] === scores[b] && a > b);
+  let least = above;
   for (let document = 0; document < scores.length; document += 1) {
-    if (!(scores[document] > above)) continue;
-    if (heap.length < k) {
-      heap.push(document);
-      for (let i = heap.length - 1; i && worse(heap[i], heap[(i - 1) >> 1]); i = (i - 1) >> 1) swap(heap, i, (i - 1) >> 1);
-    } else if (worse(heap[0], document)) {
-      heap[0] = document;
-      sink(heap, worse);
-    }
+    if (!(scores[document] > least)) continue; // an equal one with a larger number is worse
+    if (heap.length < k) rise(heap, document, scores);
+    else sink(heap, document, scores);
+    if (heap.length === k) least = scores[heap[0]];
   }
-  return heap.sort((a, b) => (worse(a, b) ? 1 : -1));
+  return heap.sort((a, b) => scores[b] - scores[a] || a - b);
 }
 
-function swap(heap, i, j) {
-  [heap[i], heap[j]] = [heap[j], heap[i]];
+function isWorse(a, b, scores) {
+  return scores[a] < scores[b] || (scores[a] === scores[b] && a > b);
 }
 
-function sink(heap, worse) {
-  for (let i = 0; ; ) {
-    let least = i;
-    for (const child of [2 * i + 1, 2 * i + 2]) if (child < heap.length && worse(heap[child], heap[least])) least = child;
-    if (least === i) return;
-    swap(heap, i, least);
-    i = least;
+/** Add a document to a heap. */
+function rise(heap, document, scores) {
+  let at = heap.length;
+  heap.push(document);
+  for (let parent = (at - 1) >> 1; at && isWorse(document, heap[parent], scores); parent = (at - 1) >> 1) {
+    heap[at] = heap[parent];
+    at = parent;
+  }
+  heap[at] = document;
+}
+
+/** Replace the worst document of a heap. */
+function sink(heap, document, scores) {
+  let at = 0;
+  for (let child = 1; child < heap.length; child = 2 * at + 1) {
+    if (child + 1 < heap.length && isWorse(heap[child + 1], heap[child], scores)) child += 1;
+    if (!isWorse(heap[child], document, scores)) break;
+    heap[at] = heap[child];
+    at = child;
+  }
+  heap[at] = document;
+}
+
+/** The best documents of a branch, of which some get other scores: further documents are kept to take their places. */
+export class ChangingBest {
+  #changed = new Set();
+
+  /** The parameters are those of `best`; `spare` is the number of documents whose change is cheap. */
+  constructor(scores, k, spare) {
+    Object.assign(this, { scores, k, spare });
+    this.pool = best(scores, k + spare);
+  }
+
+  /** Note that the scores of some documents are others now. */
+  change(documents) {
+    for (const document of documents) this.#changed.add(document);
+  }
+
+  /** Return the best documents. As long as at most `spare` have changed, all k are in the pool or changed. */
+  list() {
+    if (this.#changed.size > this.spare) {
+      this.pool = best(this.scores, this.k + this.spare);
+      this.#changed.clear();
+    }
+    const { scores } = this;
+    const documents = [...new Set([...this.pool, ...this.#changed])];
+    return documents.sort((a, b) => scores[b] - scores[a] || a - b).slice(0, this.k);
   }
 }
 
@@ -43,36 +79,38 @@ function sink(heap, worse) {
  * @param {object[]} branches `name`, `list` (documents, best first), `scores` of all documents, `reach` of the query, and
  *     `slack`: a function of a document that returns how much its score may be too low.
  * @param {object} fusion `scale`, `weights`, `rrf_k` and `spans` of the publication.
+ * @returns {object} `rows` of `document`, `score` and `upper` (the score that it may have), and `branches`: a function of a
+ *     document that returns its parts by branch.
  */
 export function fused(branches, fusion) {
-  if (branches.length === 1) {
-    const [{ name, list, scores, slack }] = branches;
-    return list.map((document, i) => ({
-      document,
-      score: scores[document],
-      upper: scores[document] + slack(document),
-      branches: { [name]: { score: scores[document], rank: i + 1, normalized: scores[document], weight: 1 } },
-    }));
-  }
-  const candidates = [...new Set(branches.flatMap(({ list }) => [...list]))];
-  const parts = branches.map(({ name, list, scores, slack, reach }) => {
-    const ranks = new Map(list.map((document, i) => [document, i + 1]));
-    const normalize = normalizer(list.map((document) => scores[document]), fusion, name, reach);
-    return { name, weight: fusion.weights[name], scores, slack, ranks, normalize };
-  });
-  const rows = candidates.map((document) => {
-    const columns = {};
-    let [sum, upper] = [0, 0];
-    for (const { name, weight, scores, slack, ranks, normalize } of parts) {
+  const parts = branches.map((branch) => partOf(branch, fusion, branches.length === 1));
+  const candidates = new Set(branches.flatMap(({ list }) => list));
+  const rows = Array.from(candidates, (document) => {
+    let [score, upper] = [0, 0];
+    for (const { weight, scores, slack, ranks, normalize } of parts) {
       const rank = ranks.get(document) ?? 0;
       const normalized = normalize(scores[document], rank);
-      columns[name] = { score: scores[document], rank: rank || null, normalized, weight };
-      sum += weight * normalized;
-      upper += weight * normalize(scores[document] + slack(document), rank);
+      const missing = slack(document);
+      score += weight * normalized;
+      upper += weight * (missing ? normalize(scores[document] + missing, rank) : normalized);
     }
-    return { document, score: sum, upper, branches: columns };
+    return { document, score, upper };
   });
-  return rows.sort((a, b) => b.score - a.score || a.document - b.document);
+  rows.sort((a, b) => b.score - a.score || a.document - b.document);
+  return { rows, branches: (document) => Object.fromEntries(parts.map((part) => [part.name, columnOf(part, document)])) };
+}
+
+/** Return what is needed of a branch; one alone keeps its scores. */
+function partOf({ name, list, scores, slack, reach }, fusion, isAlone) {
+  const ranks = new Map(list.map((document, i) => [document, i + 1]));
+  if (isAlone) return { name, weight: 1, scores, slack, ranks, normalize: (score) => score };
+  const normalize = normalizer(list.map((document) => scores[document]), fusion, name, reach);
+  return { name, weight: fusion.weights[name], scores, slack, ranks, normalize };
+}
+
+function columnOf({ weight, scores, ranks, normalize }, document) {
+  const [score, rank] = [scores[document], ranks.get(document) ?? 0];
+  return { score, rank: rank || null, normalized: normalize(score, rank), weight };
 }
 
 function normalizer(listed, { scale, rrf_k, spans }, name, reach) {

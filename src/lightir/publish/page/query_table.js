@@ -4,9 +4,13 @@ import { Reader } from "./store.js";
 import { WordPiece } from "./wordpiece.js";
 
 const LARGEST_SCORE = 6;
+const MAX_KEPT = 4096; // rows of each kind
 const POINTERS = 12; // bytes behind a term's row: number of its first pair, place and length of its pairs' second terms
 
 export class QueryTable {
+  #terms = new Map(); // records that were read, by term id
+  #pairs = new Map(); // by number
+
   static async open(store) {
     const { tokenizer } = store.manifest.query;
     const vocabulary = new TextDecoder().decode(await store.whole("vocabulary")).split("\n");
@@ -26,65 +30,62 @@ export class QueryTable {
   }
 
   /**
-   * Return the vector of a query, of length 1, and the part of each term; null for a query without terms.
+   * Return the vector of a query, of length 1, and a function that returns the part of each term; null for a query without
+   * terms.
    *
    * @param {string} text text of the query.
    */
   async encode(text) {
     const ids = this.termIds(text);
     if (!ids.length) return null;
-    const terms = await this.#records("table", ids, this.#width() + (this.settings.pairs ? POINTERS : 0));
-    const rows = terms.map((record, i) => ({ names: [i], ...this.#row(record) }));
-    if (this.settings.pairs) rows.push(...(await this.#pairs(ids, terms)));
+    const terms = await this.#records("table", this.#terms, ids);
+    const rows = terms.map((row, i) => ({ ...row, names: [i] }));
+    if (this.settings.pairs) rows.push(...(await this.#rowsOfPairs(ids, terms)));
     const weights = gateWeights(rows);
     const vector = new Float64Array(this.settings.dim);
-    const parts = ids.map(() => new Float64Array(this.settings.dim));
-    rows.forEach(({ values, names }, i) => {
-      for (let j = 0; j < vector.length; j += 1) {
-        const value = weights[i] * values[j];
-        vector[j] += value;
-        for (const name of names) parts[name][j] += value / names.length;
-      }
-    });
-    const length = Math.hypot(...vector);
+    rows.forEach(({ values, scale }, i) => add(vector, values, weights[i] * scale));
+    const length = Math.sqrt(vector.reduce((sum, value) => sum + value * value, 0));
     if (!length) return null;
-    const scaled = (values) => values.map((value) => value / length);
-    return { vector: scaled(vector), parts: this.#byTerm(ids, parts.map(scaled)) };
+    const factors = weights.map((weight) => weight / length);
+    return { vector: vector.map((value) => value / length), parts: () => this.#parts(ids, rows, factors) };
   }
 
-  /** Return the distinct terms with their numbers of occurrences and the sums of their parts. */
-  #byTerm(ids, parts) {
-    const terms = new Map();
-    ids.forEach((id, i) => {
-      const known = terms.get(id);
-      if (known) known.count += 1;
-      else terms.set(id, { term: this.vocabulary[id], count: 1, values: new Float64Array(parts[i].length) });
-      const { values } = terms.get(id);
-      for (let j = 0; j < values.length; j += 1) values[j] += parts[i][j];
+  /** Return the distinct terms of a query with their numbers of occurrences, and the sums of their parts of its vector. */
+  #parts(ids, rows, factors) {
+    const terms = new Map(ids.map((id) => [id, { term: this.vocabulary[id], count: 0, values: new Float64Array(this.settings.dim) }]));
+    for (const id of ids) terms.get(id).count += 1;
+    rows.forEach(({ values, scale, names }, i) => {
+      for (const name of names) add(terms.get(ids[name]).values, values, (factors[i] * scale) / names.length);
     });
     return [...terms.values()];
   }
 
   /** Return the rows of the known pairs of adjacent terms. */
-  async #pairs(ids, terms) {
-    const width = this.#width();
-    const pointers = terms.map((record) => {
-      const view = new DataView(record.buffer, record.byteOffset + width, POINTERS);
-      return [view.getUint32(0, true), view.getUint32(4, true), view.getUint32(8, true)];
-    });
-    const firsts = ids.slice(0, -1).map((_, i) => i).filter((i) => pointers[i][2]);
-    const lists = await this.store.ranges("seconds", firsts.map((i) => [pointers[i][1], pointers[i][1] + pointers[i][2]]));
+  async #rowsOfPairs(ids, terms) {
+    const firsts = ids.slice(0, -1).map((_, i) => i).filter((i) => terms[i].pairs.length);
+    const lacking = [...new Set(firsts.map((i) => terms[i].pairs))].filter(({ seconds }) => !seconds);
+    const lists = await this.store.ranges("seconds", lacking.map(({ start, length }) => [start, start + length]));
+    lacking.forEach((pairs, i) => (pairs.seconds = ascending(lists[i])));
     const found = [];
-    firsts.forEach((i, at) => {
-      const place = placeOf(lists[at], ids[i + 1]);
-      if (place >= 0) found.push({ names: [i, i + 1], number: pointers[i][0] + place });
-    });
-    const records = await this.#records("pairs", found.map(({ number }) => number), width);
-    return found.map(({ names }, i) => ({ names, ...this.#row(records[i]) }));
+    for (const i of firsts) {
+      const { first, seconds } = terms[i].pairs;
+      const place = seconds.get(ids[i + 1]);
+      if (place !== undefined) found.push({ names: [i, i + 1], number: first + place });
+    }
+    const rows = await this.#records("pairs", this.#pairs, found.map(({ number }) => number));
+    return found.map(({ names }, i) => ({ ...rows[i], names }));
   }
 
-  #records(name, numbers, bytes) {
-    return this.store.ranges(name, numbers.map((number) => [number * bytes, (number + 1) * bytes]));
+  /** Return records of a file by number; those that were read are kept. */
+  async #records(name, kept, numbers) {
+    const width = this.#width() + (name === "table" && this.settings.pairs ? POINTERS : 0);
+    const lacking = [...new Set(numbers)].filter((number) => !kept.has(number));
+    const records = await this.store.ranges(name, lacking.map((number) => [number * width, (number + 1) * width]));
+    if (kept.size > MAX_KEPT) kept.clear();
+    const read = new Map(lacking.map((number, i) => [number, this.#row(records[i])]));
+    const rows = numbers.map((number) => kept.get(number) ?? read.get(number));
+    for (const [number, row] of read) kept.set(number, row);
+    return rows;
   }
 
   #width() {
@@ -92,30 +93,41 @@ export class QueryTable {
     return dim * BYTES[dtype] + (dtype === "int8" ? 4 : 0) + (gate ? 2 * gate.width * BYTES[gate.dtype] : 0);
   }
 
+  /** Return a row's values, which are multiplied by the scale, its key and value of the gate, and where its pairs are. */
   #row(record) {
-    const { dim, dtype, gate } = this.settings;
+    const { dim, dtype, gate, pairs } = this.settings;
     const view = new DataView(record.buffer, record.byteOffset, record.byteLength);
-    const values = floats(view, 0, dim, dtype);
+    const row = { values: floats(view, 0, dim, dtype), scale: 1 };
     let start = dim * BYTES[dtype];
     if (dtype === "int8") {
-      const scale = view.getFloat32(start, true);
-      for (let j = 0; j < dim; j += 1) values[j] *= scale;
+      row.scale = view.getFloat32(start, true);
       start += 4;
     }
-    if (!gate) return { values };
-    const key = floats(view, start, gate.width, gate.dtype);
-    return { values, key, value: floats(view, start + gate.width * BYTES[gate.dtype], gate.width, gate.dtype) };
+    if (gate) {
+      row.key = floats(view, start, gate.width, gate.dtype);
+      row.value = floats(view, start + gate.width * BYTES[gate.dtype], gate.width, gate.dtype);
+    }
+    const end = this.#width();
+    if (pairs && record.length > end) {
+      const [first, place, length] = [0, 4, 8].map((at) => view.getUint32(end + at, true));
+      row.pairs = { first, start: place, length, seconds: null };
+    }
+    return row;
   }
+}
+
+function add(sums, values, factor) {
+  for (let j = 0; j < sums.length; j += 1) sums[j] += factor * values[j];
 }
 
 const BYTES = { int8: 1, float16: 2, bfloat16: 2, float32: 4 };
 
 function floats(view, start, n, dtype) {
-  const values = new Float64Array(n);
+  if (dtype === "int8") return new Int8Array(view.buffer, view.byteOffset + start, n);
+  const values = new Float32Array(n); // which holds all of them exactly
   for (let j = 0; j < n; j += 1) {
     const at = start + j * BYTES[dtype];
-    if (dtype === "int8") values[j] = view.getInt8(at);
-    else if (dtype === "float32") values[j] = view.getFloat32(at, true);
+    if (dtype === "float32") values[j] = view.getFloat32(at, true);
     else values[j] = dtype === "float16" ? half(view.getUint16(at, true)) : upperHalf(view.getUint16(at, true));
   }
   return values;
@@ -135,15 +147,15 @@ function upperHalf(bits) {
   return UPPER.getFloat32(0);
 }
 
-/** Return the place of a term in a list of ascending ones, which are stored as distances; -1 without it. */
-function placeOf(bytes, id) {
+/** Return the place of each term of a list of ascending ones, which are stored as distances. */
+function ascending(bytes) {
   const reader = new Reader(bytes);
-  let second = -1;
-  for (let place = 0; !reader.done; place += 1) {
-    second += reader.number() + 1;
-    if (second >= id) return second === id ? place : -1;
+  const places = new Map();
+  for (let term = -1; !reader.done; ) {
+    term += reader.number() + 1;
+    places.set(term, places.size);
   }
-  return -1;
+  return places;
 }
 
 /** Return the weight of each row: exp(key . mean of all values), and 1 without a gate. */

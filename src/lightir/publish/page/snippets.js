@@ -3,6 +3,7 @@
 const LENGTH = 240;
 const LEAD = 40;
 const LONGEST_ENDING = 4;
+const SURROGATE = /[\ud800-\udfff]/;
 
 /**
  * Return the best passage of a text and the places of the query's words in it, in code points.
@@ -22,26 +23,52 @@ export function snippet(record, wanted, analyzer) {
   const shift = before.length - start;
   const inside = matches.filter((match) => start <= match.start && match.end <= end);
   const highlights = inside.map((match) => [match.start + shift, match.end + shift]);
-  return { snippet: before + points.slice(start, end).join("") + after, highlights };
+  const shown = points.slice(start, end);
+  return { snippet: before + (points === plain ? shown : shown.join("")) + after, highlights };
 }
 
+/** Return a text without repeated white space, its code points (the text itself if each is one unit), and its words. */
 function cut(text, analyzer) {
   const plain = text.trim().split(/\s+/).join(" ");
-  return { plain, points: Array.from(plain), words: analyzer.cut(plain) };
+  return { plain, points: SURROGATE.test(plain) ? Array.from(plain) : plain, words: distinct(analyzer.cut(plain), analyzer) };
+}
+
+/**
+ * Return the different words of a text with their places, by their first letter.
+ *
+ * The letters of unspaced scripts and of words whose terms may begin with another letter are "".
+ */
+function distinct(words, analyzer) {
+  const places = new Map();
+  for (const { word, start, end } of words) {
+    const isUnspaced = analyzer.isUnspaced(word);
+    const known = isUnspaced ? word : word.toLowerCase();
+    if (!places.has(known)) places.set(known, { word: known, isUnspaced, spans: [] });
+    places.get(known).spans.push([start, end]);
+  }
+  const byLetter = new Map();
+  for (const entry of places.values()) {
+    const letter = !entry.isUnspaced && analyzer.isCertain(entry.word) ? entry.word[0] : "";
+    if (!byLetter.has(letter)) byLetter.set(letter, []);
+    byLetter.get(letter).push(entry);
+  }
+  return byLetter;
 }
 
 /** Return the spans of the words of a text that have any of the wanted terms, in text order. */
-function occurrences(words, wanted, analyzer) {
+function occurrences(byLetter, wanted, analyzer) {
   if (!wanted.size) return [];
   const found = [];
-  for (const { word, start, end } of words) {
-    if (analyzer.isUnspaced(word)) found.push(...pairsIn(word, start, wanted));
-    else {
-      const terms = termsIn(word.toLowerCase(), wanted, analyzer);
-      if (terms.length) found.push({ start, end, terms });
+  for (const letter of new Set(["", ...Array.from(wanted, (term) => term[0])])) {
+    for (const { word, isUnspaced, spans } of byLetter.get(letter) ?? []) {
+      if (isUnspaced) for (const [start] of spans) found.push(...pairsIn(word, start, wanted));
+      else {
+        const terms = termsIn(word, wanted, analyzer);
+        if (terms.length) for (const [start, end] of spans) found.push({ start, end, terms });
+      }
     }
   }
-  return found;
+  return found.sort((a, b) => a.start - b.start);
 }
 
 /** Return the wanted terms of a word. Stems that only the map knows are compared with the word's beginning. */
@@ -69,7 +96,7 @@ function pairsIn(run, first, wanted) {
 
 /** Return spans of a text's UTF-16 units as spans of its code points. */
 function inPoints(text, points, spans) {
-  if (text.length === points.length) return spans;
+  if (text === points) return spans;
   const place = new Map();
   let unit = 0;
   points.forEach((point, i) => {

@@ -46,7 +46,7 @@ export class Vectors {
   /** Return the part of each term of a query in the score of a document, the largest first. */
   async termsOf({ parts }, document) {
     await this.#fetchRows([document]);
-    const terms = parts.map(({ term, count, values }) => {
+    const terms = parts().map(({ term, count, values }) => {
       return { term, word: "", weight: count, score: this.#score(values, this.#row(document), this.#low(document)) };
     });
     return terms.sort((a, b) => b.score - a.score);
@@ -86,33 +86,36 @@ export class Vectors {
 
   /** Return estimated scores: each byte of a code looks its part of the score up in a table of the query. */
   #estimated(query) {
-    const width = this.code.bits.length;
+    const { codes, n } = this;
+    const end = this.code.bits.length * 256;
     const tables = this.#tables(query);
-    const scores = new Float64Array(this.n);
+    const scores = new Float64Array(n);
     let base = 0;
     for (let j = 0; j < this.dim; j += 1) base += query[j] * this.numbers[j];
-    for (let document = 0, at = 0; document < this.n; document += 1) {
+    for (let document = 0, at = 0; document < n; document += 1) {
       let sum = base;
-      for (let byte = 0; byte < width; byte += 1, at += 1) sum += tables[byte * 256 + this.codes[at]];
+      for (let table = 0; table < end; table += 256, at += 1) sum += tables[table + codes[at]];
       scores[document] = sum;
       at += 1; // the last byte is the deviation
     }
     return scores;
   }
 
+  /** Return for each byte of a code the (256,) sums of what its components contribute to a score, for all its values. */
   #tables(query) {
     const { bits } = this.code;
     const tables = new Float32Array(bits.length * 256);
-    const components = bits.flat().length;
-    let [component, level] = [0, this.dim + components];
+    let [component, level] = [0, this.dim + bits.flat().length];
     bits.forEach((widths, byte) => {
-      let shift = 0;
+      const start = byte * 256;
+      let filled = 1; // values of the components so far, which are the lower bits
       for (const width of widths) {
         const value = this.#component(query, component);
-        for (let code = 0; code < 256; code += 1) {
-          tables[byte * 256 + code] += value * this.numbers[level + ((code >> shift) & (2 ** width - 1))];
+        for (let own = 2 ** width - 1; own >= 0; own -= 1) {
+          const part = value * this.numbers[level + own];
+          for (let lower = 0; lower < filled; lower += 1) tables[start + own * filled + lower] = tables[start + lower] + part;
         }
-        shift += width;
+        filled *= 2 ** width;
         level += 2 ** width;
         component += 1;
       }
@@ -121,8 +124,9 @@ export class Vectors {
   }
 
   #component(query, component) {
+    const { dim, matrix } = this;
     let sum = 0;
-    for (let j = 0, at = component * this.dim; j < this.dim; j += 1, at += 1) sum += query[j] * this.matrix[at];
-    return sum * this.numbers[this.dim + component];
+    for (let j = 0, at = component * dim; j < dim; j += 1, at += 1) sum += query[j] * matrix[at];
+    return sum * this.numbers[dim + component];
   }
 }
