@@ -13,7 +13,6 @@ import numpy as np
 from lightir.index import Field, Index, IndexOptions, IndexWriter, PassageOptions, Schema
 from lightir.index.splitting import ShardedManifest
 from lightir.search import Searcher
-from lightir.search.index_shard import IndexShard
 from lightir.search.sharded import LocalShards, ShardedSearcher
 from lightir.types import Document
 from pending_documents import FakeEncoder
@@ -81,11 +80,9 @@ class Pickled(LocalShards):
 @contextlib.contextmanager
 def opened(manifest: ShardedManifest) -> Iterator[tuple[ShardedSearcher, Pickled]]:
     """Open all shards in this process."""
-    with contextlib.ExitStack() as stack:
-        counts = manifest.counts()
-        indexes = [stack.enter_context(manifest.open(i, counts)) for i in range(len(manifest.shards))]
-        shards = Pickled([IndexShard(Searcher(index)) for index in indexes])
-        yield ShardedSearcher(shards, manifest.branches, passages=manifest.passages), shards
+    shards = Pickled.open(manifest)
+    with ShardedSearcher(shards, manifest.branches, passages=manifest.passages) as searcher:
+        yield searcher, shards
 
 
 @contextlib.contextmanager

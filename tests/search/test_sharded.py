@@ -161,7 +161,7 @@ def test_without_a_shard_its_documents_are_missing_and_it_is_named(both: Both) -
             with pytest.raises(ShardsMissing, match=f"do not answer: {silent}; "):
                 both.sharded.search(["cat dog"], 1000)
             missing: set[int] = set()
-            hits = both.sharded.hits("cat dog", 1000, by_words, missing=missing)
+            hits = both.sharded.allowing(missing).hits("cat dog", 1000, by_words)
             answered = [(hit.doc_id, hit.score) for hit in hits]
             assert missing == {silent}
             assert [pair for pair in every if shard_of(pair[0], len(shards)) != silent] == answered
@@ -171,13 +171,23 @@ def test_without_a_shard_its_documents_are_missing_and_it_is_named(both: Both) -
     assert n_lost == len(every)
 
 
+def test_a_folder_of_shards_is_opened_by_one_call(tmp_path: Path) -> None:
+    build_random(tmp_path / "index", 1, 40, model=True)
+    split_index(tmp_path / "index", tmp_path / "shards", 3, progress=False)
+    with whole(tmp_path / "index") as one, ShardedSearcher.open(tmp_path / "shards") as searcher:
+        assert searcher.hits("cat dog", 5) == one.hits("cat dog", 5)
+    with pytest.raises(InvalidInput, match="were closed"):
+        searcher.hits("cat dog", 5)
+
+
 def test_no_shard_at_all_finds_nothing(both: Both) -> None:
     both.shards.silent = frozenset(range(len(both.shards)))
     try:
         missing: set[int] = set()
-        assert both.sharded.hits("cat", missing=missing) == []
-        assert both.sharded.page("cat", missing=missing).total == 0
-        assert len(both.sharded.search([Query("q", "cat")], missing=missing)["q"]) == 0
+        partial = both.sharded.allowing(missing)
+        assert partial.hits("cat") == []
+        assert partial.page("cat").total == 0
+        assert len(partial.search([Query("q", "cat")])["q"]) == 0
         assert missing == {*range(len(both.shards))}
     finally:
         both.shards.silent = frozenset()

@@ -213,6 +213,18 @@ def test_a_word_that_only_deleted_documents_have_matches_near_words(tmp_path: Pa
         assert found(Searcher(index), "vactine") == ["both", "near"]
 
 
+def test_near_words_change_with_the_index(tmp_path: Path) -> None:
+    built(tmp_path / "index", {"bread": "butter", "cakes": "cakes"}).close()
+    with Index.open(tmp_path / "index") as index:
+        searcher = Searcher(index)
+        assert found(searcher, "bakes") == ["cakes"]
+        assert found(searcher, "bakes") == ["cakes"]  # kept from the first search
+        with IndexWriter.open(tmp_path / "index") as writer:
+            writer.add([Document("lakes", "lakes")])
+        index.refresh()
+        assert found(searcher, "bakes") == ["cakes", "lakes"]
+
+
 QUESTIONS = {
     "who": "the WHO advises countries on vaccines",
     "what": "what how what how what how",

@@ -81,6 +81,34 @@ def test_a_file_of_keys_holds_hashes_alone(keys: dict[str, str]) -> None:
         remove_key(path, "reader")
 
 
+def test_changes_of_the_file_of_keys_act_at_once(keys: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    path = Path(keys["file"])
+    loaded = ApiKeys.load(path)
+    added = add_key(path, "another", "read")
+    assert loaded.find(added) is not None
+    remove_key(path, "writer")
+    assert loaded.find(keys["write"]) is None
+    remaining = path.read_text()
+    path.write_text(remaining[:-10])  # an editor has not finished yet
+    assert loaded.find(added) is not None
+    assert loaded.find(keys["write"]) is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    path.unlink()
+    assert loaded.find(added) is not None
+    path.write_text('{"keys": []}')
+    assert loaded.find(added) is None
+
+
+def test_a_running_service_takes_new_keys_and_refuses_removed_ones(
+    shop: Path, connect: Any, keys: dict[str, str]
+) -> None:
+    with connect(shop, keys=Path(keys["file"])) as client:
+        added = add_key(Path(keys["file"]), "late", "read")
+        assert client.get("/v1/info", headers={"x-api-key": added}).status_code == 200
+        remove_key(Path(keys["file"]), "late")
+        assert client.get("/v1/info", headers={"x-api-key": added}).status_code == 401
+
+
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"keys": [{"name": "a"}]}', '{"keys": [{"name": "a", "role": "x", "sha256": "y"}]}']
 )

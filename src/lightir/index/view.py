@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -527,11 +527,15 @@ class View:
         n_docs = self.n_counted
         factors = [idf(n_docs, facts[term][0]) if idfs else 1.0 for term in terms]
         # One query at a time in plain Python, since for a few queries each array operation costs more than it saves.
-        counts = [Counter([position_of[term] for term in row if term in position_of]) for row in rows]
-        weights = [[(position, count * factors[position]) for position, count in sorted(row.items())] for row in counts]
-        weight = idf(n_docs, 0) if idfs else 1.0
-        n_unknown = [len(row) - known.total() for row, known in zip(rows, counts, strict=True)]
-        unknown = np.array([weight * n for n in n_unknown], dtype=np.float64)
+        weights: list[list[tuple[int, float]]] = []
+        unknown = np.zeros(len(rows))
+        for i, row in enumerate(rows):
+            counts: dict[int, int] = {}
+            for term in row:
+                position = position_of.get(term, -1)
+                counts[position] = counts.get(position, 0) + 1
+            unknown[i] = (idf(n_docs, 0) if idfs else 1.0) * counts.pop(-1, 0)
+            weights.append([(position, counts[position] * factors[position]) for position in sorted(counts)])
         for i, of_query in enumerate(groups):
             if of_query:
                 before = sum(value for _, value in weights[i])

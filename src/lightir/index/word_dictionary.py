@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from lightir import kernel
 from lightir.index.segments.dictionary import SortedStrings
+
+NEAR_KEPT = 10_000
+"""Maximum number of misspelled words whose near words a dictionary keeps; they come again on every page of a search."""
 
 Frequencies = npt.NDArray[np.uint32]
 
@@ -28,14 +31,21 @@ class WordDictionary:
             related: word -> what a search keeps about it, until the next change of the index.
         """
         self._parts = parts
+        self._near: dict[tuple[str, int], dict[str, int]] = {}
         self.related: dict[str, Any] = {}
 
-    def near(self, word: str, *, distance: int) -> dict[str, int]:
+    def near(self, word: str, *, distance: int) -> Mapping[str, int]:
         """Return the words within an edit distance (`lightir.kernel.near_terms`), each with its distance."""
+        kept = self._near.get((word, distance))
+        if kept is not None:
+            return kept
         distances: dict[str, int] = {}
         for terms, _ in self._parts:
             positions, far = kernel.near_terms(*terms.arrays, word, distance=distance)
             distances |= {terms[i]: n for i, n in zip(positions.tolist(), far.tolist(), strict=True)}
+        if len(self._near) >= NEAR_KEPT:
+            self._near.clear()
+        self._near[word, distance] = distances
         return distances
 
     def frequency(self, word: str) -> int:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
+import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.errors import FormatError, InvalidInput, LightirError, NotFound
 from lightir.files import read_json, write_json
 
 Role: TypeAlias = Literal["read", "write"]
 """What a key allows: searches and reads, or changes too."""
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "lir_"
 _KEY_BYTES = 32
@@ -35,11 +39,13 @@ class ApiKey:
 
 
 class ApiKeys:
-    """The keys of a service."""
+    """The keys of a service: those in a file, which is read again after each change."""
 
-    def __init__(self, keys: tuple[ApiKey, ...]) -> None:
-        """Accept these keys."""
-        self.keys = keys
+    def __init__(self, path: Path) -> None:
+        """Read the file; see `load`, which also refuses one without keys."""
+        self._path = path
+        self._state = _state_of(path)  # before it is read, so that no change is missed
+        self._keys = _read(path)
 
     @classmethod
     def load(cls, path: Path) -> ApiKeys:
@@ -51,16 +57,27 @@ class ApiKeys:
         """
         if not path.is_file():
             raise NotFound(f"there is no file of API keys {path}; make a key with: lightir key {path} --name app")
-        keys = cls(_read(path))
-        if not keys.keys:
+        keys = cls(path)
+        if not keys.current():
             raise FormatError(f"{path} has no keys; make one with: lightir key {path} --name app")
         return keys
+
+    def current(self) -> tuple[ApiKey, ...]:
+        """Return the keys in the file as it is now; the former ones if it cannot be read, which is logged once."""
+        state = _state_of(self._path)
+        if state != self._state:
+            self._state = state
+            try:
+                self._keys = _read(self._path)
+            except LightirError as error:
+                logger.error("the API keys stay as they were: %s", error)
+        return self._keys
 
     def find(self, key: str) -> ApiKey | None:
         """Return the entry of a key, or None. The time does not depend on how much of a stored hash agrees."""
         given = _hash(key)
         known = None
-        for entry in self.keys:
+        for entry in self.current():
             if hmac.compare_digest(entry.sha256, given):
                 known = entry
         return known
@@ -94,6 +111,15 @@ def remove_key(path: Path, name: str) -> None:
     if name not in {key.name for key in keys}:
         raise NotFound(f"there is no key {name!r} in {path}")
     _write(path, tuple(key for key in keys if key.name != name))
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with a file's content: its inode, size and time; None if it cannot be asked for."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _hash(key: str) -> str:

@@ -70,6 +70,8 @@ class SortedStrings:
             longer: number of further bytes that the strings have.
         """
         wanted = string.encode(errors="surrogatepass").lower()
+        if len(wanted) + longer > self._longest:
+            return []
         text, indptr = self.arrays
         rows = np.flatnonzero(np.diff(indptr) == len(wanted) + longer)
         for i in reversed(range(len(wanted))):  # ids differ at their ends more often
