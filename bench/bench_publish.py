@@ -95,7 +95,7 @@ class Typed:
     """The answers to queries that are typed letter by letter, twice.
 
     Attributes:
-        texts: what is in the search box after each keystroke.
+        texts: content of the search box after each keystroke.
         rankings: ids of each keystroke's hits, best first.
         sent: (n,) bytes that the host sent for each keystroke.
         sent_for_query: bytes that it sent for all keystrokes of each query.
