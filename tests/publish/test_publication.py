@@ -120,32 +120,50 @@ def test_numbers_are_encoded_as_by_a_loop(values: list[int]) -> None:
     assert lengths.tolist() == [len(number) for number in expected]
 
 
+def decoded(code: vector_files.Codes) -> np.ndarray:
+    """The rows that codes stand for."""
+    components, column = np.zeros((len(code.codes), len(code.levels))), 0
+    for byte, widths in enumerate(code.bytes_of):
+        shift = 0
+        for bits in widths:
+            components[:, column] = code.levels[column][code.codes[:, byte] >> shift & 2**bits - 1]
+            shift, column = shift + bits, column + 1
+    return components @ (code.matrix * code.matrix_scales[:, None]) + code.mean
+
+
 def test_estimates_from_codes_are_near_the_scores() -> None:
     rng = np.random.default_rng(0)
     values = (rng.standard_normal((400, 24)) * np.linspace(2, 0.1, 24)).astype(np.float32)
     values /= np.linalg.norm(values, axis=1, keepdims=True)
     deviations = []
     for n_bytes in (2, 6, 12):
-        code = vector_files.encode_rows(values, n_bytes)
+        code = vector_files.encode_rows(values, n_bytes, values)
         assert code.codes.shape == (400, n_bytes + 1)
         assert all(sum(widths) <= 8 for widths in code.bytes_of)
         assert len(code.bytes_of) == n_bytes
-        components, column = np.zeros((400, len(code.levels))), 0
-        for byte, widths in enumerate(code.bytes_of):
-            shift = 0
-            for bits in widths:
-                components[:, column] = code.levels[column][code.codes[:, byte] >> shift & 2**bits - 1]
-                shift, column = shift + bits, column + 1
-        matrix = code.matrix * code.matrix_scales[:, None]
-        error = (components @ matrix + code.mean - values) @ values.T
+        error = (decoded(code) - values) @ values.T
         assert float(error.std()) == pytest.approx(code.deviation, rel=0.1)
         deviations.append(code.deviation)
     assert deviations[0] > 2 * deviations[1] > 4 * deviations[2]
 
 
+def test_codes_keep_what_changes_the_scores_of_queries() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal((400, 24)).astype(np.float32)
+    alike = rng.standard_normal((300, 24)).astype(np.float32)
+    narrow = alike * (np.arange(24) < 6)
+    deviation = vector_files.encode_rows(values, 3, narrow).deviation
+    errors = []
+    for queries in (narrow, alike):
+        code = vector_files.encode_rows(values, 3, queries)
+        errors.append(float((narrow @ (decoded(code) - values).T).std()))
+    assert errors[0] == pytest.approx(deviation, rel=0.1)
+    assert errors[0] < 0.5 * errors[1]
+
+
 @pytest.mark.parametrize("values", [np.zeros((1, 8)), np.ones((5, 8)), np.eye(2)])
 def test_codes_of_equal_and_few_rows(values: np.ndarray) -> None:
-    code = vector_files.encode_rows(values.astype(np.float32), 2)
+    code = vector_files.encode_rows(values.astype(np.float32), 2, values.astype(np.float32))
     assert code.deviation == pytest.approx(0, abs=1e-2)
 
 

@@ -294,7 +294,7 @@ def test_another_format_and_missing_parts_are_named(pets: tuple[Path, Path], tmp
     assert message in answer["answer"]["error"]
     (site / "search.json").write_text(json.dumps({**manifest, "format_version": 99}))
     (answer,) = ask(site, [("info", None)])
-    assert answer["answer"]["error"].endswith("has the format 99; this script reads 1. Reload the page.")
+    assert answer["answer"]["error"].endswith("has the format 99; this script reads 2. Reload the page.")
 
 
 def test_cut_parts_are_refused(pets: tuple[Path, Path], tmp_path: Path) -> None:

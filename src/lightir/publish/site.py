@@ -8,6 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
 from lightir.files import atomic_folder, write_bytes
@@ -24,12 +26,18 @@ from lightir.search.plan import default_depth, plan, span
 from lightir.search.prepared import scale_of
 from lightir.search.search_options import SearchOptions, fusion_text
 from lightir.types import Branch, Document
+from lightir.vectors import Floats
 from lightir.version import __version__
 
 MANIFEST = "search.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PUBLISHED: tuple[Branch, ...] = ("dense", "tokens")
 """Branches that a page can search."""
+
+N_PASSAGES = 2000
+PASSAGE_WORDS = (2, 12)
+PASSAGE_CHARACTERS = 80
+"""Number of passages that stand for queries, and their range of words and maximum length."""
 
 FUSIONS = ("absolute", "linear", "linear:min-max", "linear:z-score", "rrf", "dbsf")
 """Fusion methods that a page offers."""
@@ -146,7 +154,7 @@ def _write_data(
         manifest["bm25"] = write_counted(writer, rows)
     if "dense" in branches:
         manifest["query"] = _write_query_side(writer, index, task)
-        manifest["dense"] = write_vectors(writer, rows.dense())
+        manifest["dense"] = write_vectors(writer, rows.dense(), _passage_vectors(rows, index, task))
     with Progress("publish", unit="document", total=len(rows), shown=progress) as shown:
         write_documents(writer, rows, shown.update)
     data.rename(folder / f"data-{writer.digest}")
@@ -170,6 +178,23 @@ def _write_query_side(writer: PartWriter, index: Index, task: str | None) -> dic
             "Publish words alone: --mode tokens"
         )
     return write_table(writer, encoder, index.view.dense_dim or 0, task)
+
+
+def _passage_vectors(rows: LiveRows, index: Index, task: str | None) -> Floats:
+    """Return (n, dim) query vectors of short passages of the documents, n at least 1."""
+    encoder = index.query_encoder()
+    assert encoder is not None  # its table was written
+    passages = []
+    rng = np.random.default_rng(0)
+    step = -(-len(rows) // N_PASSAGES)
+    for document in rows.view.documents_at(rows.doc_ords[::step]):
+        words = f"{document.title} {document.text}".split()
+        length = int(rng.integers(*PASSAGE_WORDS))
+        start = int(rng.integers(0, max(1, len(words) - length + 1)))
+        passages.append(" ".join(words[start : start + length])[:PASSAGE_CHARACTERS])
+    vectors = encoder.encode(passages, task=task).dense
+    assert vectors is not None  # the index has a dense branch
+    return vectors[:, : index.view.dense_dim]
 
 
 def _fusions(branches: tuple[Branch, ...], contract: Contract | None) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import { Analyzer } from "./words.js";
 
 const DEVIATIONS = 5; // by which an estimated score may be too low for a document to be among the best
 const REFINED_FIRST = 10; // documents beyond those asked for whose rows are read first
-const MAX_REFINED = 64; // documents whose rows are read after that
-const COMPLETED_MORE = 5; // documents beyond those asked for whose scores are made exact
+const MAX_REFINED = 48; // documents whose rows are read after that
+const COMPLETED_MORE = 5; // documents beyond those asked for whose scores may be made exact
 const SPARE = 150; // documents beyond the depth that are kept while scores are refined
 const DEPTH = 200;
 const MAX_PASSAGES = 20; // of one document that a ranking may hold for each document asked for
@@ -120,9 +120,13 @@ export class PublishedBackend {
     const vectors = await this.#parts.get("vectors");
     const scores = vectors.scores(query);
     if (!vectors.code) return { name: "dense", scores, list: best(scores, depth), slack: () => 0, reach: 1 };
-    const refined = new Set();
-    const slack = (document) => (refined.has(document) ? 0 : DEVIATIONS * vectors.deviation(document));
-    return { name: "dense", scores, best: new ChangingBest(scores, depth, SPARE), slack, reach: 1, vectors, refined, query };
+    const [refined, completed] = [new Set(), new Set()];
+    const slack = (document) => {
+      if (completed.has(document)) return 0;
+      return DEVIATIONS * (refined.has(document) ? vectors.rounding(document) : vectors.deviation(document));
+    };
+    const changing = new ChangingBest(scores, depth, SPARE);
+    return { name: "dense", scores, best: changing, slack, reach: 1, vectors, refined, completed, query };
   }
 
   /** Return the ranking after the documents that may be among the k best have their exact dense scores. */
@@ -130,28 +134,29 @@ export class PublishedBackend {
     const dense = lists.find(({ refined }) => refined);
     let joined = join();
     if (!dense) return joined;
-    const { vectors, refined, scores, query } = dense;
-    const changed = (documents) => {
-      for (const document of documents) refined.add(document);
+    const { vectors, refined, completed, scores, query } = dense;
+    const least = () => {
+      const shown = records.firstOfDocuments(joined.rows, k);
+      return shown.length < k ? -Infinity : shown[k - 1].score;
+    };
+    const change = async (rows, read, known) => {
+      const documents = rows.map(({ document }) => document);
+      await vectors[read](query, documents, scores);
+      for (const document of documents) known.add(document);
       dense.best.change(documents);
       joined = join();
     };
     for (const limit of [k + REFINED_FIRST, MAX_REFINED]) {
-      const shown = records.firstOfDocuments(joined.rows, k);
-      const least = shown.length < k ? -Infinity : shown[k - 1].score;
-      const asked = joined.rows.filter(({ document, score, upper }) => !refined.has(document) && (upper > least || score >= least));
-      asked.sort((a, b) => b.upper - a.upper);
-      const documents = asked.slice(0, limit).map(({ document }) => document);
-      await vectors.refine(query, documents, scores);
-      changed(documents);
+      const limited = least();
+      const asked = joined.rows.filter(({ document, score, upper }) => !refined.has(document) && (upper > limited || score >= limited));
+      await change(asked.sort((a, b) => b.upper - a.upper).slice(0, limit), "refine", refined);
     }
-    const completed = new Set();
-    const isLacking = ({ document }) => !completed.has(document);
-    while (records.firstOfDocuments(joined.rows, k).some(isLacking)) {
-      const documents = records.firstOfDocuments(joined.rows, k + COMPLETED_MORE).filter(isLacking).map(({ document }) => document);
-      await vectors.complete(query, documents, scores);
-      for (const document of documents) completed.add(document);
-      changed(documents);
+    for (;;) {
+      const limited = least();
+      const first = records.firstOfDocuments(joined.rows, k + COMPLETED_MORE);
+      const asked = first.filter(({ document, upper }) => !completed.has(document) && upper >= limited);
+      if (!asked.length) break;
+      await change(asked, "complete", completed);
     }
     return joined;
   }

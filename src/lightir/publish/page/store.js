@@ -2,10 +2,10 @@
 
 import { Refused } from "../page/backend.js";
 
-export const FORMAT_VERSION = 1;
+export const FORMAT_VERSION = 2;
 
 const MANIFEST = "search.json";
-const MAX_GAP = 512;
+const MAX_GAP = 256; // bytes between spans that one request reads: about as many as a request's headers have
 const MAX_KEPT_BYTES = 64 * 2 ** 20;
 
 export class Store {

@@ -24,6 +24,11 @@ export class Vectors {
     return (this.codes[document * width + width - 1] / DEVIATION_STEPS) * this.code.deviation;
   }
 
+  /** Return the standard deviation of a document's score after `refine`, which reads rounded numbers of its row. */
+  rounding(document) {
+    return this.hasLows ? this.#scale(this.#row(document)) / Math.sqrt(12) : 0;
+  }
+
   /** Return the (n,) scores of all documents: estimated from codes, or exact if all rows were read. */
   scores(query) {
     const scores = this.code ? this.#estimated(query) : new Float64Array(this.n);
@@ -72,8 +77,12 @@ export class Vectors {
     return this.code ? this.read.lows.get(document) : this.lows?.subarray(document * this.dim, (document + 1) * this.dim);
   }
 
+  #scale(row) {
+    return new DataView(row.buffer, row.byteOffset + this.dim, 4).getFloat32(0, true);
+  }
+
   #score(query, row, lows = null) {
-    const scale = new DataView(row.buffer, row.byteOffset + this.dim, 4).getFloat32(0, true);
+    const scale = this.#scale(row);
     const highs = new Int8Array(row.buffer, row.byteOffset, this.dim);
     let sum = 0;
     for (let j = 0; j < this.dim; j += 1) sum += query[j] * highs[j];
