@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ pytest.importorskip("axe_playwright_python")
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
-from lightir.index import Index
+from lightir.index import Field, Index, IndexOptions, Schema
 from lightir.publish import publish_index
-from lightir.search import Searcher, SearchOptions
+from lightir.search import PageOptions, Searcher, SearchOptions
 from lightir.types import Document
 from published_indexes import make_index, random_documents
 
@@ -211,6 +212,32 @@ def test_the_page_has_no_violations_of_accessibility(browser: Any, pets: tuple[P
         ask(page, "kettle")
         violations = Axe().run(page).response["violations"]
         assert [(v["id"], [node["html"] for node in v["nodes"]]) for v in violations] == []
+
+
+def test_facets_count_and_filter(browser: Any, tmp_path: Path) -> None:
+    documents = [
+        replace(document, metadata={"kind": "ab"[i % 2], "day": f"2024-01-{i % 28 + 1:02d}", "price": i})
+        for i, document in enumerate(random_documents(40))
+    ]
+    schema = Schema({"kind": Field("keyword"), "day": Field("date"), "price": Field("number")})
+    index = make_index(tmp_path, documents, options=IndexOptions(schema=schema))
+    with Index.open(index) as opened_index:
+        publish_index(opened_index, tmp_path / "site", progress=False)
+    with opened(browser, tmp_path / "site") as page:
+        ask(page, "kettle cats")
+        assert ask(page, "kettle cats") == expected(index, "kettle cats")
+        page.locator(".facet .value").first.wait_for()
+        page.get_by_role("checkbox", name="b").check()
+        page.get_by_label("price from").fill("7")
+        page.get_by_label("price from").blur()
+        page.get_by_label("day to").fill("2024-01-20")
+        page.get_by_label("day to").blur()
+        wanted = {"kind": {"in": ["b"]}, "price": {"gte": 7}, "day": {"lte": "2024-01-20"}}
+        assert ask(page, "cats kettle") == expected(index, "cats kettle", filter=wanted)
+        with Index.open(index) as opened_index:
+            options = SearchOptions(filter=wanted, typos=False, compounds=False)
+            total = Searcher(opened_index).page("cats kettle", PageOptions(limit=1), options).total
+        page.get_by_text(f"{total} match").wait_for()
 
 
 @pytest.fixture(scope="module")

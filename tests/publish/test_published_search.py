@@ -274,13 +274,13 @@ def test_refusals_say_what_the_publication_has(pets: tuple[Path, Path]) -> None:
         [
             ("search", {"query": "cat", "mode": "sparse"}),
             ("search", {"query": "cat", "fusion": "nonsense"}),
-            ("search", {"query": "cat", "filter": {"n": 1}}),
+            ("search", {"query": "cat", "filter": {"price": 1}}),
         ],
     )
     errors = [answer["answer"]["error"] for answer in answers]
     assert errors[0] == "the published index has no sparse branch; it has dense, tokens"
     assert errors[1].startswith("the published index has no fusion nonsense; it has absolute, linear")
-    assert errors[2] == "a published index has no filters"
+    assert errors[2] == "the published index has no values of the field price; the fields with values: none"
 
 
 def test_another_format_and_missing_parts_are_named(pets: tuple[Path, Path], tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class LiveRows:
         for number, live in enumerate(self.view.segments):
             if live.segment.dense is None:
                 continue
-            mine, at = self._of_segment(number)
+            mine, at = self.of_segment(number)
             stored, stored_scales = live.segment.dense
             if stored_scales is not None:
                 rows[mine], scales[mine] = stored[at], stored_scales[at]
@@ -102,7 +102,7 @@ class LiveRows:
             stored = live.segment.tokens
             if stored is None:
                 continue
-            mine, at = self._of_segment(number)
+            mine, at = self.of_segment(number)
             positions = np.array([position_of[term] for term in _terms_of(live.segment)], dtype=np.int64)
             indptr, entries = row_entries(stored.indptr, at)
             lengths[mine] = live.segment.lengths[at]
@@ -115,7 +115,7 @@ class LiveRows:
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         return CountedTerms([terms[i] for i in kept], starts, documents[order], counts[order], lengths)
 
-    def _of_segment(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def of_segment(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the numbers of a segment's documents, and their rows in the segment."""
         at, rows = self.view.locate(self.doc_ords)
         mine = np.flatnonzero(at == number)

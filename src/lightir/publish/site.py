@@ -18,6 +18,7 @@ from lightir.index.text_fields import metadata_texts
 from lightir.progress import Progress
 from lightir.publish.counted_files import analyzer_settings, require_words, write_counted, write_word_map
 from lightir.publish.document_files import documents_of, write_documents
+from lightir.publish.field_files import write_fields
 from lightir.publish.live_rows import LiveRows
 from lightir.publish.parts import PART_BYTES, PartWriter
 from lightir.publish.table_files import write_table
@@ -155,6 +156,7 @@ def _write_data(
     if "dense" in branches:
         manifest["query"] = _write_query_side(writer, index, task)
         manifest["dense"] = write_vectors(writer, rows.dense(), _passage_vectors(rows, index, task))
+    manifest["fields"] = write_fields(writer, rows)
     with Progress("publish", unit="document", total=len(rows), shown=progress) as shown:
         write_documents(writer, rows, shown.update)
     data.rename(folder / f"data-{writer.digest}")

@@ -3,6 +3,7 @@
 import { Refused } from "../page/backend.js";
 import { CountedWords } from "./counted_words.js";
 import { Dictionary } from "./dictionary.js";
+import { Fields } from "./fields.js";
 import { best, ChangingBest, fused } from "./fusion.js";
 import { QueryTable } from "./query_table.js";
 import { Records } from "./records.js";
@@ -18,6 +19,7 @@ const COMPLETED_MORE = 5; // documents beyond those asked for whose scores may b
 const SPARE = 150; // documents beyond the depth that are kept while scores are refined
 const DEPTH = 200;
 const MAX_PASSAGES = 20; // of one document that a ranking may hold for each document asked for
+const FACET_VALUES = 10;
 const LAST_WORD = /[\p{L}\p{Nl}\p{No}][\p{L}\p{N}_]*$/u;
 const CAPITALS = /(?<![\p{L}\p{N}_])[A-Z]{2,}(?![\p{L}\p{N}_])/gu;
 
@@ -32,22 +34,22 @@ export class PublishedBackend {
   /** Describe the index; nothing but the publication's description is read. */
   async info() {
     const { name, counts, branches, default_mode, model, version } = await this.#manifest();
-    return { index: name, ...counts, pending: 0, branches, default_mode, model, version, contract: null, fields: {}, role: "read", read_only: true };
+    const fields = (await this.#fields()).types;
+    return { index: name, ...counts, pending: 0, branches, default_mode, model, version, contract: null, fields, role: "read", read_only: true };
   }
 
   /**
    * Search.
    *
-   * @param {object} body `query`, and optionally `mode`, `k`, `fusion`, `weights` and `as_you_type`; as for the service.
+   * @param {object} body `query`, and optionally `mode`, `k`, `fusion`, `weights`, `filter` and `as_you_type`; as for the
+   *     service. With `ids_only` the answer has no hits, but the number of matches, and counts of the values of `facets`.
    */
   async search(body) {
     const [began, waited] = [performance.now(), this.store.waited_ms];
     const { ids_only, k = 10 } = body;
-    if (ids_only) return { hits: [], facets: {} }; // there are no filters, whose values a page would count
-    const manifest = await this.#manifest();
-    if (body.filter) throw new Refused(422, "a published index has no filters");
-    const records = await this.#part("records", () => Records.open(this.store));
-    const found = body.query.trim() ? await this.#rank(body, records) : { rows: all(manifest.documents), branches: () => ({}) };
+    const records = await this.#records();
+    if (ids_only) return this.#counted(body, records);
+    const found = await this.#rank(body, records);
     const rows = records.firstOfDocuments(found.rows, k);
     const analyzer = await this.#analyzer();
     const wanted = new Set([...(await analyzer.words(body.query)).flatMap(([, terms]) => terms), ...(found.words?.completed ?? [])]);
@@ -58,7 +60,7 @@ export class PublishedBackend {
 
   /** Explain a document's score by branch and by term. */
   async explain(body) {
-    const records = await this.#part("records", () => Records.open(this.store));
+    const records = await this.#records();
     const found = await this.#rank(body, records);
     const at = records.indexOf(found.rows, body.doc_id);
     if (at < 0) throw new Refused(404, `${body.doc_id} is not among the candidates`);
@@ -72,10 +74,36 @@ export class PublishedBackend {
 
   /** Return a document with its whole text. */
   async document(docId) {
-    const records = await this.#part("records", () => Records.open(this.store));
+    const records = await this.#records();
     const document = await records.document(docId);
     if (!document) throw new Refused(404, `there is no document ${docId}`);
     return document;
+  }
+
+  /** Return the number of documents that match a search, and the counts of their fields' values. */
+  async #counted({ facets = [], ...body }, records) {
+    const { lists, rows } = await this.#rank(body, records, false);
+    const matches = new Set(rows.map(({ document }) => document));
+    lists?.find(({ name }) => name === "tokens")?.scores.forEach((score, document) => score > 0 && matches.add(document));
+    const documents = records.firstOfDocuments([...matches].sort((a, b) => a - b).map((document) => ({ document })), Infinity);
+    const numbers = documents.map(({ document }) => document);
+    const fields = await this.#fields();
+    const counted = await Promise.all(facets.map(async (name) => [name, await fields.facet(name, numbers, FACET_VALUES)]));
+    return { hits: [], total: numbers.length, facets: Object.fromEntries(counted) };
+  }
+
+  #records() {
+    return this.#part("records", async () => {
+      await this.#manifest();
+      return Records.open(this.store);
+    });
+  }
+
+  #fields() {
+    return this.#part("fields", async () => {
+      await this.#manifest();
+      return new Fields(this.store);
+    });
   }
 
   #manifest() {
@@ -92,9 +120,11 @@ export class PublishedBackend {
     return this.#parts.get(name);
   }
 
-  /** Return the ranking of a query, and what it was computed from. */
-  async #rank({ query, mode, k = 10, fusion, weights, as_you_type }, records) {
+  /** Return the ranking of a query, with exact scores or as it is known without reading, and what it was computed from. */
+  async #rank({ query, mode, k = 10, fusion, weights, filter, as_you_type }, records, isExact = true) {
     const manifest = await this.#manifest();
+    const mask = filter ? await (await this.#fields()).mask(filter) : null;
+    if (!query.trim()) return { rows: all(manifest.documents, mask), branches: () => ({}) };
     const branches = branchesOf(mode, manifest);
     const joined = fusionOf(fusion, weights, branches, manifest);
     const depth = Math.max(joined.depth, (manifest.has_passages ? MAX_PASSAGES : 1) * k);
@@ -104,21 +134,22 @@ export class PublishedBackend {
       branches.includes("dense") ? this.#part("vectors", () => Vectors.open(this.store)) : null,
     ]);
     const lists = [];
-    if (branches.includes("dense")) lists.push(await this.#denseBranch(vector?.vector, depth));
+    if (branches.includes("dense")) lists.push(await this.#denseBranch(vector?.vector, depth, mask));
     if (branches.includes("tokens")) {
-      const scores = await (await this.#parts.get("words")).scores(words);
+      const scores = masked(await (await this.#parts.get("words")).scores(words), mask);
       lists.push({ name: "tokens", scores, list: best(scores, depth, 0), slack: () => 0, reach: words.reach });
     }
     const join = () => fused(lists.map((branch) => ({ ...branch, list: branch.list ?? branch.best.list() })), joined);
-    return { ...(await this.#refined(join, k, lists, records)), words, vector, fusion: joined.name };
+    const ranking = isExact ? await this.#refined(join, k, lists, records) : join();
+    return { ...ranking, lists, words, vector, fusion: joined.name };
   }
 
   /** Return the dense branch with scores that are known without reading; a query without a vector finds nothing. */
-  async #denseBranch(query, depth) {
+  async #denseBranch(query, depth, mask) {
     const { documents } = await this.#manifest();
     if (!query) return { name: "dense", scores: new Float64Array(documents), list: [], slack: () => 0, reach: 1 };
     const vectors = await this.#parts.get("vectors");
-    const scores = vectors.scores(query);
+    const scores = masked(vectors.scores(query), mask);
     if (!vectors.code) return { name: "dense", scores, list: best(scores, depth), slack: () => 0, reach: 1 };
     const [refined, completed] = [new Set(), new Set()];
     const slack = (document) => {
@@ -196,8 +227,16 @@ export class PublishedBackend {
   }
 }
 
-function all(n) {
-  return Array.from({ length: n }, (_, document) => ({ document, score: 0 }));
+/** Return all documents of a mask, or of the publication, in the order of their ids. */
+function all(n, mask) {
+  const rows = Array.from({ length: n }, (_, document) => ({ document, score: 0 }));
+  return mask ? rows.filter(({ document }) => mask[document]) : rows;
+}
+
+/** Set the scores of documents that a mask excludes to NaN, which no list has. */
+function masked(scores, mask) {
+  mask?.forEach((matches, document) => matches || (scores[document] = NaN));
+  return scores;
 }
 
 /** Return the branches that a mode searches. */
