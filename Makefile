@@ -133,7 +133,7 @@ test-adapter-%: setup | $(UV)
 	cd packages/$* && $(CURDIR)/build/adapters/$*/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
 # Pushes to real engines and searches of them: Qdrant's engine and client, PostgreSQL with pgvector; and to small servers with
-# the interfaces of Milvus, Elasticsearch and OpenSearch.
+# the interfaces of Milvus, Elasticsearch and OpenSearch. Vespa's client is asked for its requests.
 test-engines: setup | $(UV)
 	$(call before_venv,build/engines,requirements/engines.lock)
 	LIGHTIR_ENGINES=1 build/engines/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/engines

@@ -20,6 +20,7 @@ PORTS: Mapping[str, int] = {
     "postgresql": 5432,
     "elasticsearch": 9200,
     "opensearch": 9200,
+    "vespa": 8080,
 }
 """Default port of each kind of engine."""
 

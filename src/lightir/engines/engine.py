@@ -23,6 +23,7 @@ MODULES: Mapping[str, str] = {
     "postgresql": "lightir.engines.postgres:Postgres",
     "elasticsearch": "lightir.engines.elasticsearch:Elasticsearch",
     "opensearch": "lightir.engines.opensearch:OpenSearch",
+    "vespa": "lightir.engines.vespa:Vespa",
 }
 """Module and class of each kind of engine."""
 

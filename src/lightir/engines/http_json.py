@@ -17,6 +17,18 @@ TIMEOUT_S = 60.0
 SHOWN_CHARACTERS = 500
 
 
+class RequestRefused(EngineFailed):
+    """A request that a server answered with an error.
+
+    Attributes:
+        status: status code of HTTP.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class JsonOverHttp:
     """A server that answers JSON with JSON."""
 
@@ -46,7 +58,8 @@ class JsonOverHttp:
             body: JSON object; or a list of objects, which is sent as one per line; None for none.
 
         Raises:
-            EngineFailed: the server refused the request, could not be reached, or answered with something else.
+            RequestRefused: the server refused the request.
+            EngineFailed: it could not be reached, or answered with something else.
         """
         headers = {**self._headers, "Accept": "application/json"}
         data = None
@@ -63,7 +76,7 @@ class JsonOverHttp:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            raise EngineFailed(f"{self.url} answered {error.code}: {_words(error)}") from None
+            raise RequestRefused(f"{self.url} answered {error.code}: {_words(error)}", error.code) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", "") or error or type(error).__name__
             raise EngineFailed(f"{self.url} cannot be reached: {reason}") from None
@@ -75,7 +88,8 @@ def _words(error: urllib.error.HTTPError) -> str:
     """Return what a server says about an error."""
     try:
         text = error.read().decode(errors="replace")
-        problem = json.loads(text).get("error", text)
+        answer = json.loads(text)
+        problem = answer.get("error") or answer.get("message") or text
         reason = problem.get("reason", problem) if isinstance(problem, dict) else problem
     except (OSError, ValueError, AttributeError, http.client.HTTPException):
         return str(error.reason)

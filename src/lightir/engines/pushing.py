@@ -173,7 +173,8 @@ def _rows(
         weights = branch.weights[entries].astype(np.float32)
         sparse = SparseVectors(indptr, branch.term_ids[entries], weights, contract.backbone.vocab_size)
     rows = EngineRows(documents, [""] * len(documents), dense, sparse)
-    versions = [_version(rows, at, contract.document_fingerprint) for at in range(len(rows))]
+    fingerprint = contract.document_fingerprint
+    versions = [_version(rows, at, fingerprint) for at in range(len(rows))]
     return EngineRows(documents, versions, dense, sparse)
 
 
