@@ -144,10 +144,11 @@ test-clients: setup | $(UV)
 	build/clients/bin/python -m pytest -q -p no:cacheprovider tests/serve/test_framework_clients.py tests/eval/test_ranx.py \
 		$(PYTEST_ARGS)
 
-# Encoding on two nodes of a Ray cluster on this machine.
+# Encoding on nodes of a Ray cluster on this machine, and serving shards from them.
 test-ray: setup | $(UV)
 	$(call before_venv,build/ray,requirements/ray.lock)
-	build/ray/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/encode/test_ray_cluster.py
+	build/ray/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/encode/test_ray_cluster.py \
+		tests/serve/test_ray_shards.py
 
 # An environment with a lock's packages, which sees those of .venv behind its own.
 define before_venv

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from lightir.engines import CollectionRecord, EngineAddress, EngineFailed, EngineRows
 from lightir.engines.engine import EngineList
 from lightir.engines.qdrant import row_id
+from lightir.index.metadata_filters import Node
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -57,7 +58,7 @@ class EngineInMemory:
 
     def finish(self) -> None: ...
 
-    def restrict(self, wanted: Mapping[str, object] | None) -> bool:
+    def restrict(self, wanted: Node | None) -> bool:
         return wanted is not None
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from lightir.contract import Contract
 from lightir.engines import Engine, EngineSearcher, PushOptions, push_index
 from lightir.engines.engine import EngineRows
-from lightir.index import Index, IndexOptions, IndexWriter, build_index
+from lightir.errors import InvalidInput
+from lightir.index import Field, Index, IndexOptions, IndexWriter, Schema, build_index
 from lightir.search import Searcher, SearchOptions
 from lightir.shards import Shard
 from lightir.types import Document
@@ -299,3 +301,53 @@ def assert_filters_like_the_index(engine: Engine, folder: Path) -> None:
         assert {0, 10} <= numbers
         everything = theirs.search(QUERIES[:3], 10, SearchOptions(depth=20))  # no filter is kept
         assert len(everything["1"]) == 10
+
+
+DATES: tuple[dict[str, Any], ...] = (
+    {"when": "2024-05-31", "n": 1},
+    {"when": "2024-05-31T00:00:00+02:00", "n": 2, "deep": {"at": "1969-12-31"}},
+    {"when": "2024-05-31T23:59:59.999999Z", "n": 1},
+    {"when": ["2024-06-01 00:00", "2023-01-01"], "n": 3},
+    {"when": None, "deep": {"at": "1970-01-01T00:00"}},
+    {"n": 1},
+)
+
+DATE_FILTERS: tuple[dict[str, Any], ...] = (
+    {"when": "2024-05-31"},
+    {"when": "2024-05-30T22:00:00Z"},
+    {"when": {"gt": "2024-05-31"}},
+    {"when": {"gte": "2024-05-31"}},
+    {"when": {"lt": "2024-05-31"}},
+    {"when": {"lte": "2024-05-31"}, "n": 1},
+    {"when": {"in": ["2023-01-01", "2024-05-31T00:00"]}},
+    {"when": {"in": []}},
+    {"when": None},
+    {"not": {"when": {"gte": "2024-05-31"}}},
+    {"or": [{"when": "2024-06-01"}, {"n": 2}], "deep.at": {"lt": "1970-01-01"}},
+    {"deep.at": {"gte": "1970-01-01"}},
+    {"n": {"gte": 2}, "when": {"exists": True}},
+)
+
+
+def assert_dates_are_compared_as_in_the_index(engine: Engine, folder: Path) -> None:
+    """A filter of a date field compares spans of time, not strings, in every engine."""
+    source, schema = shard(60), Schema({"when": Field("date"), "deep.at": Field("date")})
+    documents = [
+        Document(document.doc_id, document.text, "", DATES[at % 6]) for at, document in enumerate(source.documents)
+    ]
+    options = IndexOptions(analyzer=None, schema=schema)
+    plain = Shard(documents, source.dense, source.sparse)
+    build_index([plain], folder, options=options, contract=contract(), overwrite=True, progress=False)
+    engine.drop()
+    with Index.open(folder) as index:
+        push_index(index, engine, NOW)
+        own, theirs = Searcher(index, RandomQueries()), EngineSearcher(engine, RandomQueries())
+        assert theirs.collection.dates == ("when", "deep.at")
+        for wanted in DATE_FILTERS:
+            chosen = SearchOptions(filter=wanted, depth=60)
+            expected, answers = own.search(QUERIES[:3], 60, chosen), theirs.search(QUERIES[:3], 60, chosen)
+            for query_id, ranking in expected.items():
+                assert list(answers[query_id].doc_ids) == list(ranking.doc_ids), (wanted, query_id)
+        for searcher in (own, theirs):
+            with pytest.raises(InvalidInput, match="ISO 8601"):
+                searcher.search(["a"], 3, SearchOptions(filter={"when": "yesterday"}))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +16,7 @@ pytest.importorskip("ray")
 
 from lightir.files import checksums_of_files
 from lightir.shards import VectorsReader
+from ray_nodes import RayNodes, killed_at_the_end, short_folder
 from tiny_vectors import save_tiny_retriever
 
 PORT = 9487
@@ -45,60 +42,17 @@ lightir.shards.write_aside = write_aside
 """A sitecustomize module of the nodes: it logs each shard, and the second node stops in the middle of its first one."""
 
 
-RAY = """
-from ray._private import services
-from ray.scripts.scripts import main
-services.get_node_ip_address = lambda address=None: "127.0.0.1"
-main()
-"""
-"""The program `ray` on a machine whose own address may be unreachable: it uses the loopback address for both nodes."""
-
-
-class Cluster:
+class Cluster(RayNodes):
     """Two nodes: the first encodes, the second stops in the middle of a shard and waits to be killed."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        super().__init__(folder, PORT)
         (folder / "patch").mkdir()
         (folder / "patch" / "sitecustomize.py").write_text(PATCH)
 
     def environment(self, node: str) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PYTHONPATH": str(self.folder / "patch"),
-            "PATCH_NODE": node,
-            "PATCH_FOLDER": str(self.folder),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if node == "first" else "1",  # 0: use the loopback address
-        }
-
-    def start(self, node: str) -> None:
-        first = ["--head", "--port", str(PORT), "--include-dashboard=false"]
-        where = first if node == "first" else ["--address", f"127.0.0.1:{PORT}"]
-        lowest = 20000 if node == "first" else 20300
-        command = [
-            *(sys.executable, "-c", RAY, "start", "--block", *where, "--node-ip-address", "127.0.0.1"),
-            *("--min-worker-port", str(lowest), "--max-worker-port", str(lowest + 200), "--num-cpus", "1"),
-            *("--object-store-memory", "100000000", "--disable-usage-stats"),
-            *(["--temp-dir", str(self.folder / "r")] if node == "first" else []),
-        ]
-        with (self.folder / f"{node}.out").open("wb") as out:
-            self.nodes[node] = subprocess.Popen(
-                command, env=self.environment(node), stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
-        deadline = time.monotonic() + 180
-        while "Ray runtime started" not in (self.folder / f"{node}.out").read_text():
-            assert self.nodes[node].poll() is None, (self.folder / f"{node}.out").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-
-    def kill(self, node: str) -> None:
-        """Kill every process of a node at once, as a power failure would."""
-        process = self.nodes.pop(node)
-        for pid in descendants(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+        patched = {"PYTHONPATH": str(self.folder / "patch"), "PATCH_NODE": node, "PATCH_FOLDER": str(self.folder)}
+        return super().environment(node) | patched
 
     def encode(self, model: Path, corpus: Path, out: Path, *more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "lightir", "encode", str(model), str(corpus), "--out", str(out), *more]
@@ -115,26 +69,13 @@ class Cluster:
         return path.read_text().splitlines() if path.exists() else []
 
 
-def descendants(pid: int) -> list[int]:
-    """Return a process and all processes below it."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has ended
-        return [pid]
-    return [pid, *(below for child in children for below in descendants(int(child)))]
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    folder = Path(tempfile.mkdtemp(prefix="lr"))  # short: the paths of Ray's sockets have 107 characters at most
-    cluster = Cluster(folder)
-    try:
-        cluster.start("first")
-        yield cluster
-    finally:
-        for node in list(cluster.nodes):
-            cluster.kill(node)
-        shutil.rmtree(folder)
+    with short_folder() as folder:
+        cluster = Cluster(folder)
+        with killed_at_the_end(cluster):
+            cluster.start("first")
+            yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +105,7 @@ def test_ctrl_c_keeps_finished_shards_and_a_resumed_run_encodes_the_others(
 ) -> None:
     model, corpus, alone = inputs
     out = cluster.folder / "interrupted"
-    interrupted = cluster.encode(model, corpus, out, "--ray", f"127.0.0.1:{PORT}")
+    interrupted = cluster.encode(model, corpus, out, "--ray", cluster.address)
     wait_for(out / "shard-00001", interrupted)
     interrupted.send_signal(signal.SIGINT)
     _, messages = interrupted.communicate(timeout=60)
@@ -173,7 +114,7 @@ def test_ctrl_c_keeps_finished_shards_and_a_resumed_run_encodes_the_others(
     kept = len(VectorsReader(out, allow_incomplete=True).manifest["shards"])
     assert 1 <= kept < SHARDS
     before = len(cluster.log())
-    resumed = cluster.encode(model, corpus, out, "--ray", f"127.0.0.1:{PORT}", "--resume")
+    resumed = cluster.encode(model, corpus, out, "--ray", cluster.address, "--resume")
     _, messages = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, messages
     assert f"{64 * kept} encoded before" in messages
@@ -188,7 +129,7 @@ def test_a_node_killed_in_the_middle_of_a_shard_costs_that_shard_alone(
     cluster.start("second")
     before = len(cluster.log())
     out = cluster.folder / "killed"
-    encoding = cluster.encode(model, corpus, out, "--ray", f"127.0.0.1:{PORT}")
+    encoding = cluster.encode(model, corpus, out, "--ray", cluster.address)
     wait_for(cluster.folder / "in-the-middle", encoding)
     cluster.kill("second")
     _, messages = encoding.communicate(timeout=300)
@@ -203,7 +144,7 @@ def test_a_node_killed_in_the_middle_of_a_shard_costs_that_shard_alone(
 def test_too_large_workers_and_other_devices_are_refused(cluster: Cluster, inputs: tuple[Path, Path, Path]) -> None:
     model, corpus, _ = inputs
     for more, message in ((["--ray-cpus", "3"], "has 3 CPU"), (["--device", "cuda"], "has 1 CPU and 1 GPU")):
-        refused = cluster.encode(model, corpus, cluster.folder / "refused", "--ray", f"127.0.0.1:{PORT}", *more)
+        refused = cluster.encode(model, corpus, cluster.folder / "refused", "--ray", cluster.address, *more)
         _, messages = refused.communicate(timeout=120)
         assert refused.returncode == 1
         assert re.search(rf"no machine of the cluster \(\d machines?\) {message}", messages)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lightir.clusters import require_answer
 from lightir.encode import EncodeOptions, encode_corpus
-from lightir.encode.cluster import RayOptions, encode_corpus_on_ray, require_answer
+from lightir.encode.cluster import RayOptions, encode_corpus_on_ray
 from lightir.encode.shard_task import ShardJob, describe_machine, encode_shard_aside
 from lightir.errors import InvalidInput, MissingExtra
 from lightir.files import checksums_of_files

@@ -15,6 +15,7 @@ import engine_suite as suite
 from lightir.engines import CollectionRecord, EngineFailed, EngineRows, open_engine
 from lightir.engines.elasticsearch import of_cosine, of_inner_product
 from lightir.errors import InvalidInput
+from lightir.index.metadata_filters import parse
 from lightir.types import Document
 
 RECORD = CollectionRecord(2, 100, fingerprint="f" * 16)
@@ -102,7 +103,7 @@ def test_filters_become_terms_that_every_matching_row_has(server: Server) -> Non
     vector, terms = np.array([[1, 2]], np.float32), suite.csr([{3: 2}], vocab_size=100, dtype=np.float32)
     for kind in ("opensearch", "elasticsearch"):
         engine = opened(server, kind)
-        assert engine.restrict(wanted)  # the rows are to be tested
+        assert engine.restrict(parse(wanted))  # the rows are to be tested
         server.answers += [(200, hits())] * 3
         engine.dense(vector, 3, exact=False)
         asked = server.requests[-1][2]
@@ -127,7 +128,7 @@ def test_filters_become_terms_that_every_matching_row_has(server: Server) -> Non
             {"a": "x" * 9000},
             {"or": []},
         ):
-            assert engine.restrict(unknown)
+            assert engine.restrict(parse(unknown))
             assert engine._filter == ({"match_none": {}} if "or" in unknown else None)
 
 

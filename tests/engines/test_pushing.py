@@ -121,6 +121,7 @@ def test_an_index_without_vectors_and_other_encoders_are_refused(engine: EngineI
 def test_filters_are_tested_on_the_rows_that_an_engine_lists(engine: EngineInMemory, folder: Path) -> None:
     """The engine in memory takes no condition at all, so every row that it lists is tested."""
     suite.assert_filters_like_the_index(engine, folder)
+    suite.assert_dates_are_compared_as_in_the_index(engine, folder)
 
 
 def test_a_filter_that_needs_more_rows_than_an_engine_lists_is_refused(engine: EngineInMemory, folder: Path) -> None:

@@ -142,6 +142,8 @@ def test_a_push_that_was_killed_continues(engine: Engine, folder: Path, monkeypa
 
 
 def test_a_filter_finds_what_it_finds_in_the_index(engine: Engine, folder: Path) -> None:
+    suite.assert_dates_are_compared_as_in_the_index(engine, folder)
+    engine.drop()
     suite.assert_filters_like_the_index(engine, folder)
     engine.max_listed = 40  # a third of the rows: the engine itself has to leave others out
     few = suite.EngineSearcher(engine, suite.RandomQueries(), exact=engine.address.kind != "milvus")

@@ -17,6 +17,7 @@ from lightir.engines.vespa import MIN_EXPLORED, row_id, row_number, values_of, w
 from lightir.engines.vespa_package import application_package, write_package
 from lightir.errors import AlreadyExists, InvalidInput, NotFound
 from lightir.index import Index
+from lightir.index.metadata_filters import parse
 from lightir.types import Document
 from pretended_vespa import PretendedVespa, started_vespa
 
@@ -70,6 +71,8 @@ def test_a_filter_finds_what_it_finds_in_the_index(deployed: PretendedVespa, fol
     engine.max_listed = 40  # a third of the rows: the engine itself has to leave others out
     few = suite.EngineSearcher(engine, suite.RandomQueries())
     assert len(few.search(["a"], 20, suite.SearchOptions(filter={"s": "ä"}, mode="dense"))["0"]) == 20
+    engine.max_listed = 10_000
+    suite.assert_dates_are_compared_as_in_the_index(engine, folder)
 
 
 def test_a_push_says_that_the_schema_must_be_deployed_and_writes_it(
@@ -180,14 +183,14 @@ def test_searches_ask_for_what_the_documentation_defines(server: PretendedVespa)
     engine.sparse(suite.csr([{7: 2, 9: 1}], vocab_size=100, dtype=np.float32), 3)
     asked = {"yql": "select doc_id from sources * where ({targetHits: 3}wand(sparse, @terms))", "terms": "{7: 2, 9: 1}"}
     assert server.requests[-1][2] == {**asked, "ranking.profile": "sparse", **common}
-    assert engine.restrict({"lang": "en", "n": {"in": [2.0, None]}, "not": {"x": 1}, "price": {"lt": 3}})
+    assert engine.restrict(parse({"lang": "en", "n": {"in": [2.0, None]}, "not": {"x": 1}, "price": {"lt": 3}}))
     engine.sparse(suite.csr([{7: 2}], vocab_size=100, dtype=np.float32), 3)
     (lang,), both = values_of({"lang": "en"}), [*values_of({"n": [None, 2]})]
     condition = f"(lightir_values in ({lang}L) and lightir_values in ({both[0]}L, {both[1]}L))"
     assert server.requests[-1][2]["yql"].endswith(f"wand(sparse, @terms)) and {condition}")
-    assert engine.restrict({"or": []})
+    assert engine.restrict(parse({"or": []}))
     assert engine._where("true") == "true and lightir_row in (-1)"
-    assert engine.restrict({"a": {"exists": True}})
+    assert engine.restrict(parse({"a": {"exists": True}}))
     assert engine._where("true") == "true"
 
 

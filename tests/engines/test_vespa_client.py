@@ -14,6 +14,7 @@ import engine_suite as suite
 from lightir.engines import CollectionRecord, EngineRows, open_engine
 from lightir.engines.vespa import row_id
 from lightir.engines.vespa_package import MAX_HITS, application_package
+from lightir.index.metadata_filters import parse
 from lightir.types import Document
 from pretended_vespa import PretendedVespa, started_vespa
 
@@ -87,7 +88,7 @@ def test_queries_are_what_pyvespas_query_builder_writes(server: PretendedVespa) 
 
     engine: Any = open_engine(server.address)
     engine.create(RECORD)
-    assert engine.restrict({"a": 1, "or": [{"b": 2}, {"c": "x"}]})
+    assert engine.restrict(parse({"a": 1, "or": [{"b": 2}, {"c": "x"}]}))
     engine.dense(np.array([[1, 2]], np.float32), 3, exact=False)
     numbers = [int(part.split("L")[0]) for part in server.requests[-1][2]["yql"].split("in (")[1:]]
     values = qb.QueryField("lightir_values")

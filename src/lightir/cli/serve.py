@@ -1,7 +1,10 @@
-"""Serve an index or a folder of files over HTTP: searches, documents, query vectors, and embedding APIs.
+"""Serve an index, its shards or a folder of files over HTTP: searches, documents, query vectors, and embedding APIs.
 
 A folder is indexed by BM25 when the service starts, and found at once. Then a worker encodes its files, those that
 searches find first. The index is in the cache folder (LIGHTIR_CACHE, else ~/.cache/lightir), or where --index says.
+
+A folder of shards (lightir split) is searched as one index, without changes. With --ray, Ray Serve runs the shards on
+the machines of a cluster, which must have the folder at the same path, and this process asks them.
 
 The service listens on this machine alone unless --host says otherwise, and then requires API keys. It stops on Ctrl-C
 and SIGTERM, after the changes that it has accepted.
@@ -20,6 +23,7 @@ from lightir.lines import read_options
 
 if TYPE_CHECKING:
     from lightir.serve.folder_index import FolderOptions
+    from lightir.serve.ray_shards import RayServing
     from lightir.serve.serve_options import ServeOptions
 
 HELP = "serve an index or a folder of files over HTTP"
@@ -29,16 +33,18 @@ EXAMPLES = """
   lightir serve index --port 9000 --read-only
   lightir serve index --processes 4
   lightir key keys.json --name app
+  lightir serve /shared/shards --ray auto --replicas 2
   lightir serve index --host 0.0.0.0 --keys keys.json --allow-host search.example.org
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("path", metavar="PATH", help="index folder, or folder of files to serve")
+    parser.add_argument("path", metavar="PATH", help="index folder, folder of shards, or folder of files")
     add_address(parser, port=8080)
     parser.add_argument("--read-only", action="store_true", help="refuse all changes, as for a folder of files")
     add_folder(parser.add_argument_group("folder of files"))
+    add_cluster(parser.add_argument_group("folder of shards"))
     add_access(parser.add_argument_group("access"))
     parser.add_argument(
         "--processes", type=positive, default=1, metavar="N", help="number of processes that answer (default 1)"
@@ -106,6 +112,41 @@ def add_folder(group: Arguments) -> None:
     add_limits(group)
 
 
+def add_cluster(group: Arguments) -> None:
+    """Declare how shards are served from a cluster."""
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="serve the shards from the Ray cluster at HOST:PORT, or auto, of which this machine is a part; needs "
+        "lightir[ray-serve] (default: from this process)",
+    )
+    group.add_argument(
+        "--replicas", type=positive, metavar="N", help="number of replicas per shard on the cluster (default: 1)"
+    )
+    group.add_argument(
+        "--ray-cpus",
+        type=positive,
+        metavar="N",
+        help="number of CPU cores that Ray reserves per replica, which limits nothing (default: none)",
+    )
+
+
+def cluster_options(args: argparse.Namespace) -> RayServing | None:
+    """Return the cluster among the arguments; None for this process.
+
+    Raises:
+        InvalidInput: options of a cluster without one.
+    """
+    from lightir.errors import InvalidInput
+    from lightir.serve.ray_shards import RayServing
+
+    if args.ray is None:
+        if args.replicas is not None or args.ray_cpus is not None:
+            raise InvalidInput("--replicas and --ray-cpus are about a cluster; name it with --ray ADDRESS")
+        return None
+    return RayServing(args.ray, args.replicas or 1, args.ray_cpus or 0)
+
+
 def folder_options(args: argparse.Namespace) -> FolderOptions:
     """Return the options of a folder among the arguments."""
     from lightir.serve.folder_index import FolderOptions
@@ -152,6 +193,7 @@ def run(args: argparse.Namespace) -> None:
         Path(args.path),
         options,
         folder=folder_options(args),
+        cluster=cluster_options(args),
         started=lambda address: print_status(f"serving {args.path} at {address}"),
         say=lambda message: print_status(printable(message)),
     )

@@ -7,11 +7,8 @@ import importlib
 import logging
 import os
 import secrets
-import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,9 @@ from typing import Any
 import torch
 
 from lightir.addresses import resolve_model_folder
+from lightir.clusters import connected, import_ray
 from lightir.encode.shard_task import EncodedShard, MachineReport, ShardJob, describe_machine, encode_shard_aside
-from lightir.errors import InvalidInput, LightirError, MissingExtra
+from lightir.errors import InvalidInput, LightirError
 from lightir.models.encoder import BATCH_TOKENS, LightRetriever
 from lightir.progress import Progress
 from lightir.quantities import counted
@@ -42,8 +40,6 @@ MAX_RETRIES = 5
 WAITING = 2
 """Number of shards per worker that are sent ahead, so that no worker waits for its next one."""
 
-CONNECT_S = 10.0
-"""Seconds in which the head of a cluster must answer."""
 SHARD_FAILED = (
     f"a shard lost {MAX_RETRIES + 1} workers. Finished shards are kept: add --resume to the same command to continue"
 )
@@ -104,12 +100,11 @@ def encode_corpus_on_ray(
         LightirError: a shard lost MAX_RETRIES + 1 workers. Finished shards are kept.
         MissingExtra: Ray is not installed.
     """
-    ray, options = import_ray(), options or EncodeOptions()
-    require_answer(cluster.address, ray.util.get_node_ip_address)
+    ray, options = import_ray("ray", "ray"), options or EncodeOptions()
     folder = resolve_model_folder(model)
-    # Only the tokenizer and the number of weights are needed here: the weights are dropped.
-    retriever = LightRetriever.load(folder, dtype=torch.bfloat16).to("meta")
-    with _connected(ray, cluster.address), contextlib.ExitStack() as stack:
+    with connected(ray, cluster.address), contextlib.ExitStack() as stack:
+        # Only the tokenizer and the number of weights are needed here: the weights are dropped.
+        retriever = LightRetriever.load(folder, dtype=torch.bfloat16).to("meta")
         workers = _Workers.of(ray, cluster, options)
         writer = stack.enter_context(VectorsWriter(out, retriever.contract, quantized=options.quantize, resume=resume))
         options = replace(
@@ -126,70 +121,6 @@ def encode_corpus_on_ray(
         report = run.report()
     warn_if_clipped(report, retriever.contract.sparse)
     return report
-
-
-def import_ray() -> Any:
-    """Import Ray.
-
-    Raises:
-        MissingExtra: it is not installed.
-    """
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise MissingExtra("Ray is needed to encode on a cluster: pip install 'lightir[ray]'") from None
-
-
-def require_answer(address: str, own_host: Callable[[], str]) -> None:
-    """Refuse an address where nothing listens; Ray alone would try for minutes.
-
-    Args:
-        address: HOST:PORT, or "auto", which is left to Ray.
-        own_host: function that returns the machine's own address, by which Ray replaces a loopback address. It is
-            tried if nothing listens on the loopback address itself.
-
-    Raises:
-        InvalidInput: nothing answers in CONNECT_S.
-    """
-    host, _, port = address.rpartition(":")
-    if address == "auto":
-        return
-    try:
-        try:
-            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-        except OSError:
-            if host not in ("127.0.0.1", "localhost"):
-                raise
-            socket.create_connection((own_host(), int(port)), timeout=CONNECT_S).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise InvalidInput(
-            f"no Ray cluster answers at {address}: {error}. Expected HOST:PORT, or auto; start one with: "
-            "ray start --head"
-        ) from error
-
-
-@contextlib.contextmanager
-def _connected(ray: Any, address: str) -> Iterator[None]:
-    """Connect to a cluster during the block, and keep this process's handler of SIGTERM, which Ray would replace.
-
-    Raises:
-        InvalidInput: there is no cluster at the address.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, logging_level=logging.WARNING)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InvalidInput(
-            f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}. Start one with: ray start --head"
-        ) from error
-    finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from lightir.engines.engine import (
 from lightir.engines.filters import condition
 from lightir.engines.http_json import JsonOverHttp
 from lightir.errors import InvalidInput
-from lightir.index.metadata_filters import Among, Compared, Filter, parse
+from lightir.index.metadata_filters import Among, Compared, Node
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -219,7 +219,7 @@ class Elasticsearch:
         """Make all changes visible to searches."""
         self._server.ask("POST", f"{self._path}/_refresh")
 
-    def restrict(self, wanted: Filter | None) -> bool:
+    def restrict(self, wanted: Node | None) -> bool:
         """Let the following searches return rows that match a filter, and others that the server cannot tell from them.
 
         The server keeps all values of the metadata as strings: it finds equal ones, and cannot order them.
@@ -227,9 +227,8 @@ class Elasticsearch:
         self._filter = None
         if wanted is None:
             return False
-        tree = parse(wanted)
         if self._present.fingerprint:
-            self._filter = condition(tree, _terms, _joined)
+            self._filter = condition(wanted, _terms, _joined)
         return True
 
     def _restricted(self, query: dict[str, Any]) -> dict[str, Any]:

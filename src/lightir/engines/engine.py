@@ -13,7 +13,7 @@ import numpy as np
 
 from lightir.engines.address import EngineAddress, field_of
 from lightir.errors import FormatError, InvalidInput, LightirError, MissingExtra
-from lightir.index.metadata_filters import Filter
+from lightir.index.metadata_filters import Node
 from lightir.types import Branch, Document
 from lightir.vectors import Floats, SparseVectors
 
@@ -57,6 +57,7 @@ class CollectionRecord:
         model: name of the model that made the vectors; "" for unknown.
         index: "hnsw" for approximate dense search by a graph, "flat" for an exact scan.
         passages: whether long documents are stored as passages, each of which is a row.
+        dates: names of the metadata fields that are dates; filters compare them as spans of time.
     """
 
     dense_dim: int | None
@@ -66,6 +67,7 @@ class CollectionRecord:
     model: str = ""
     index: Literal["hnsw", "flat"] = "hnsw"
     passages: bool = False
+    dates: tuple[str, ...] = ()
 
     @property
     def branches(self) -> tuple[Branch, ...]:
@@ -75,7 +77,9 @@ class CollectionRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON."""
-        return {"lightir": RECORD_VERSION, **dataclasses.asdict(self)}
+        values = {"lightir": RECORD_VERSION, **dataclasses.asdict(self)}
+        dates = values.pop("dates")
+        return {**values, "dates": [*dates]} if dates else values  # without dates older releases can read it
 
     @classmethod
     def from_json(cls, record: Any, where: str) -> CollectionRecord | None:
@@ -89,7 +93,8 @@ class CollectionRecord:
         if record["lightir"] != RECORD_VERSION:
             raise FormatError(f"{where} has the format {record['lightir']!r}; this release reads {RECORD_VERSION}")
         try:
-            return cls(**{name: value for name, value in record.items() if name != "lightir"})
+            values = {name: value for name, value in record.items() if name != "lightir"}
+            return cls(**{**values, "dates": tuple(values.get("dates", ()))})
         except TypeError:
             raise FormatError(f"{where} has a damaged record: {record}; push with --overwrite") from None
 
@@ -165,14 +170,14 @@ class Engine(Protocol):
         """Make all changes visible to searches, and build what they need."""
         ...
 
-    def restrict(self, wanted: Filter | None) -> bool:
-        """Let the following searches return rows that match a metadata filter; None for all rows.
+    def restrict(self, wanted: Node | None) -> bool:
+        """Let the following searches return rows that match a metadata filter, which is parsed; None for all rows.
 
         Returns:
             Whether they may return other rows too, so that the caller has to test each one.
 
         Raises:
-            InvalidInput: a malformed filter, or a collection that has no metadata.
+            InvalidInput: the engine cannot take the filter, or the collection has no metadata.
         """
         ...
 

@@ -20,6 +20,7 @@ from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index.metadata_filters import Node, parse
 from lightir.index.passages.naming import document_of, first_of_documents
 from lightir.index.phrases import WORDS_ALONE
+from lightir.index.schema import Field, Schema
 from lightir.kernel.candidates import Scale, normalize
 from lightir.search.encoding import checked_text
 from lightir.search.explain import as_passage_hit, make_hit
@@ -89,6 +90,7 @@ class EngineSearcher:
         contract = getattr(encoder, "contract", None)
         self._contract = contract if isinstance(contract, Contract) else None
         self._tested: Node | None = None
+        self._schema = Schema({name: Field("date") for name in collection.dates})
         if collection.fingerprint and collection.fingerprint != encoder.document_fingerprint:
             raise ContractMismatch(
                 f"{engine.address} has vectors of {collection.model} ({collection.fingerprint}), but the query encoder "
@@ -153,8 +155,8 @@ class EngineSearcher:
         """Return each query's ranking, and the branches' scores of its candidates."""
         require_count(k)
         vectors = self._encoded(queries)
-        tested = self.engine.restrict(options.filter)
-        self._tested = None if options.filter is None or not tested else parse(options.filter)
+        tree = None if options.filter is None else parse(options.filter, self._schema)
+        self._tested = tree if self.engine.restrict(tree) else None
         return [self._best(vectors, at, query.query_id, k, (chosen, options)) for at, query in enumerate(queries)]
 
     def _best(

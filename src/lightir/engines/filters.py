@@ -8,12 +8,14 @@ fields, lists, numbers beyond 2^53 or negation.
 from __future__ import annotations
 
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightir.index.metadata_filters import AllOf, Among, AnyOf, Compared, Exists, FieldTest, Node, Not
+from lightir.index.schema import Span, span
 
 KEY = re.compile(r'\."((?:[^"\\]|\\.)*)"')
 PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -32,7 +34,7 @@ def keys_of(path: str) -> list[str]:
 
 
 def matches(tree: Node, metadata: Mapping[str, Any]) -> bool:
-    """Whether a document's metadata match a filter that was parsed without types of fields."""
+    """Whether a document's metadata match a filter."""
     if isinstance(tree, Not):
         return not matches(tree.part, metadata)
     if isinstance(tree, AllOf):
@@ -54,15 +56,30 @@ def _is_among(test: Among, value: Any) -> bool:
     if value is None or isinstance(value, bool):
         return json.dumps(value) in test.constants
     if isinstance(value, str):
-        return value in test.texts
+        return value in test.texts or any(_is_time(value, wanted.start, wanted.end) for wanted in test.spans)
     return isinstance(value, int | float) and value in test.numbers
 
 
+def _is_time(value: Any, start: float, end: float) -> bool:
+    """Whether a value is a date or date-time that begins in a range of microseconds."""
+    time = span(value) if isinstance(value, str) else None
+    return time is not None and start <= time.start < end
+
+
 def _compares(test: Compared, value: Any) -> bool:
+    if isinstance(test.value, Span):
+        if test.operator in ("gt", "gte"):
+            return _is_time(value, test.value.end if test.operator == "gt" else test.value.start, math.inf)
+        return _is_time(value, -math.inf, test.value.start if test.operator == "lt" else test.value.end)
     if isinstance(test.value, str):
         return isinstance(value, str) and COMPARE[test.operator](value, test.value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and COMPARE[test.operator](value, test.value)
+
+
+def has_dates(test: Among | Compared | Exists) -> bool:
+    """Whether a test compares spans of time, which engines do not know."""
+    return bool(test.spans) if isinstance(test, Among) else isinstance(test, Compared) and isinstance(test.value, Span)
 
 
 def condition(
@@ -81,7 +98,7 @@ def condition(
     if isinstance(tree, Not):
         return None
     if isinstance(tree, FieldTest):
-        if isinstance(tree.test, Exists):
+        if isinstance(tree.test, Exists) or has_dates(tree.test):
             return None
         if isinstance(tree.test, Among) and not (tree.test.constants or tree.test.numbers or tree.test.texts):
             return joined([], False)

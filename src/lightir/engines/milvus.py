@@ -34,7 +34,7 @@ from lightir.engines.engine import (
 )
 from lightir.engines.filters import condition
 from lightir.errors import InvalidInput
-from lightir.index.metadata_filters import Among, Compared, Filter, parse
+from lightir.index.metadata_filters import Among, Compared, Node
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -199,14 +199,13 @@ class Milvus:
         with engine_errors(self.address, "flush"):
             self._client.flush(self.address.collection)
 
-    def restrict(self, wanted: Filter | None) -> bool:
+    def restrict(self, wanted: Node | None) -> bool:
         """Let the following searches return rows that match a filter, and others that Milvus cannot tell from them."""
         self._filter = ""
         if wanted is None:
             return False
-        tree = parse(wanted)
         if self._present.fingerprint:
-            self._filter = condition(tree, _expression, _joined) or ""
+            self._filter = condition(wanted, _expression, _joined) or ""
         return True
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:

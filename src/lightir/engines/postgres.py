@@ -30,9 +30,10 @@ from lightir.engines.engine import (
     payload_of,
     sparse_of_dicts,
 )
+from lightir.engines.filters import has_dates
 from lightir.engines.postgres_filters import filter_sql
 from lightir.errors import InvalidInput
-from lightir.index.metadata_filters import Filter, parse
+from lightir.index.metadata_filters import AllOf, Node, field_tests
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -220,22 +221,24 @@ class Postgres:
                 )
             self._do("ANALYZE {table}")
 
-    def restrict(self, wanted: Filter | None) -> bool:
-        """Let the following searches return rows that match a filter alone, which they find by a scan.
+    def restrict(self, wanted: Node | None) -> bool:
+        """Let the following searches return rows that match a filter, which they find by a scan.
 
-        The table has no types of fields: values are compared as JSON, dates as strings.
+        The table has no types of fields: values are compared as JSON. Parts of the filter with dates are left out.
 
         Raises:
-            InvalidInput: a malformed filter, or a table of another program.
+            InvalidInput: a string with the character NUL, or a table of another program.
         """
         self._where, self._filter_values = "", []
         if wanted is None:
             return False
         if METADATA not in self._columns:
             raise InvalidInput(f"{self.address} has no column {METADATA!r}, so it cannot be filtered")
-        where, self._filter_values = filter_sql(parse(wanted))
+        parts = wanted.parts if isinstance(wanted, AllOf) else (wanted,)
+        known = [part for part in parts if not any(has_dates(test.test) for test in field_tests(part))]
+        where, self._filter_values = filter_sql(AllOf(tuple(known)))
         self._where = f" AND {where}"
-        return False
+        return len(known) < len(parts)
 
     def dense(self, queries: Floats, k: int, *, exact: bool) -> list[EngineList]:
         """Return each query's k rows of the highest inner products; of the highest cosines in another's table."""

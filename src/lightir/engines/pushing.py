@@ -134,6 +134,7 @@ def collection_of(view: View, index: Literal["hnsw", "flat"]) -> CollectionRecor
             f"{view.folder} has no vectors to push; build it of encoded documents (lightir encode, lightir index)"
         )
     similarity = "cosine" if contract.dense is None else contract.dense.similarity
+    fields = {} if view.schema is None else view.schema.fields
     vocab_size = contract.backbone.vocab_size if "sparse" in view.branches else None
     return CollectionRecord(
         view.dense_dim,
@@ -143,6 +144,7 @@ def collection_of(view: View, index: Literal["hnsw", "flat"]) -> CollectionRecor
         contract.backbone.address,
         index,
         view.has_passages,
+        tuple(name for name, field in fields.items() if field.type == "date"),
     )
 
 

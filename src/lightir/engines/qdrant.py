@@ -30,7 +30,7 @@ from lightir.engines.engine import (
 )
 from lightir.engines.filters import condition
 from lightir.errors import InvalidInput
-from lightir.index.metadata_filters import Among, Compared, Filter, parse
+from lightir.index.metadata_filters import Among, Compared, Node
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -190,14 +190,13 @@ class Qdrant:
     def finish(self) -> None:
         """Do nothing: a written row can be searched at once, and the server builds its graph by itself."""
 
-    def restrict(self, wanted: Filter | None) -> bool:
+    def restrict(self, wanted: Node | None) -> bool:
         """Let the following searches return rows that match a filter, and others that Qdrant cannot tell from them."""
         self._filter = None
         if wanted is None:
             return False
-        tree = parse(wanted)
         if self._is_own:
-            wanted_of_all = condition(tree, self._condition, self._joined)
+            wanted_of_all = condition(wanted, self._condition, self._joined)
             self._filter = None if wanted_of_all is None else self._joined([wanted_of_all], True)
         return True
 

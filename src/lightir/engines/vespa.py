@@ -37,7 +37,7 @@ from lightir.engines.filters import condition
 from lightir.engines.http_json import JsonOverHttp, RequestRefused
 from lightir.engines.vespa_package import IDS, MAX_HITS, PROFILE, ROW, VALUES, schema_name
 from lightir.errors import InvalidInput, NotFound
-from lightir.index.metadata_filters import Among, Compared, Filter, parse
+from lightir.index.metadata_filters import Among, Compared, Node
 from lightir.types import Branch, Document
 from lightir.vectors import Floats, SparseVectors
 
@@ -170,7 +170,7 @@ class Vespa:
     def finish(self) -> None:
         """Do nothing: a change is visible when its request is answered."""
 
-    def restrict(self, wanted: Filter | None) -> bool:
+    def restrict(self, wanted: Node | None) -> bool:
         """Let the following searches return rows that match a filter, and others that the server cannot tell from them.
 
         The server keeps hashes of the metadata's values: it finds equal ones, and cannot order them.
@@ -178,7 +178,7 @@ class Vespa:
         self._filter = None
         if wanted is None:
             return False
-        self._filter = condition(parse(wanted), _among, _joined)
+        self._filter = condition(wanted, _among, _joined)
         return True
 
     def _where(self, clause: str) -> str:

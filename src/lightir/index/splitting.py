@@ -133,6 +133,11 @@ class ShardedManifest:
         return index
 
 
+def is_sharded(folder: Path | str) -> bool:
+    """Return whether a folder holds the shards of an index."""
+    return (Path(folder) / MANIFEST_FILE).is_file()
+
+
 def shard_of(doc_id: str, n_shards: int) -> int:
     """Return the number of the shard that a document belongs to, from the hash of its id; of a passage its document's.
 

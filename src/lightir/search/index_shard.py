@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from lightir.errors import InvalidInput
 from lightir.index.listing import Sort
+from lightir.index.metadata_filters import Filter
+from lightir.index.reader import IndexInfo
 from lightir.index.segments.columns import Mask
 from lightir.kernel import DocOrds, Scores
 from lightir.kernel.candidates import Candidates
@@ -28,7 +30,7 @@ from lightir.search.prepared import PreparedSearch
 from lightir.search.query_syntax import parse_query
 from lightir.search.search_options import MAX_COUNT, SearchOptions
 from lightir.search.searcher import Searcher
-from lightir.types import Branch, Hit, Query
+from lightir.types import Branch, Document, Hit, Query
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,21 @@ class ShardMatches:
     first: list[tuple[bool, Any, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class IdsQuestion:
+    """A part of the list of ids.
+
+    Attributes:
+        filter: condition on the metadata; None for all documents.
+        after: id above which the part begins; None for all.
+        limit: maximum number of ids; None for all.
+    """
+
+    filter: Filter | None
+    after: str | None
+    limit: int | None
+
+
 class IndexShard:
     """Answers for one shard. Safe to use from several threads."""
 
@@ -241,6 +258,23 @@ class IndexShard:
         else:
             first = [(False, 0, doc_id) for doc_id in prepared.view.doc_ids(matches.first(question.n))]
         return ShardMatches(len(matches), facets, first)
+
+    def get(self, doc_ids: Sequence[str]) -> dict[str, Document]:
+        """Return documents by id; ids of other shards are ignored."""
+        return self.searcher.index.get([*doc_ids])
+
+    def ids(self, question: IdsQuestion) -> tuple[int, list[str]]:
+        """Return the number of documents that match a filter, and the ids of a part of them.
+
+        Raises:
+            InvalidInput: the filter is malformed.
+        """
+        index = self.searcher.index
+        return index.count(question.filter), index.ids(question.filter, after=question.after, limit=question.limit)
+
+    def info(self, _: None) -> IndexInfo:
+        """Return counts and sizes of the shard."""
+        return self.searcher.index.info()
 
     def _lists(
         self,

@@ -12,7 +12,7 @@ import dataclasses
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,11 +23,14 @@ import numpy as np
 
 from lightir.errors import InvalidInput, LightirError
 from lightir.index.listing import FacetCount
+from lightir.index.metadata_filters import Filter
 from lightir.index.passages.naming import document_of, first_of_documents
+from lightir.index.reader import IndexInfo
 from lightir.index.splitting import ShardedManifest
 from lightir.kernel.candidates import Candidates
 from lightir.search.index_shard import (
     HitsQuestion,
+    IdsQuestion,
     IndexShard,
     ListsQuestion,
     MatchesQuestion,
@@ -39,7 +42,7 @@ from lightir.search.prepared import above_score, require_count
 from lightir.search.search_options import DEFAULT_OPTIONS, MAX_COUNT, SearchOptions
 from lightir.search.searcher import BATCH_QUERIES, DEFAULT_PAGE, Searcher, ids_and_texts
 from lightir.search.shard_fusion import Ranked, fuse, n_excluded_documents
-from lightir.types import Branch, Hit, Query, Ranking, Run
+from lightir.types import Branch, Document, Hit, Query, Ranking, Run
 
 
 class ShardsMissing(LightirError):
@@ -62,6 +65,11 @@ class Shards(Protocol):
 
     def __len__(self) -> int:
         """Number of shards."""
+        ...
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Numbers of the shards that are known not to answer now."""
         ...
 
     def ask(self, method: str, questions: Mapping[int, Any]) -> Mapping[int, Any]:
@@ -103,6 +111,11 @@ class LocalShards:
     def __len__(self) -> int:
         """Number of shards."""
         return len(self._shards)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """No shard: all are in this process."""
+        return frozenset()
 
     def ask(self, method: str, questions: Mapping[int, Any]) -> Mapping[int, Any]:
         """Ask shards; see `Shards`."""
@@ -280,6 +293,58 @@ class ShardedSearcher:
         asked = HitsQuestion(query, options, (), shown.candidates, explain, full_text)
         return Page(self._hits(shown, asked), total, _facets(page, matches))
 
+    # Documents
+
+    def get(self, doc_ids: Sequence[str]) -> dict[str, Document]:
+        """Return the documents with the given ids, by id, in that order; ids without a document are omitted.
+
+        Raises:
+            InvalidInput: an id is not a string.
+            ShardsMissing: a document was not found, and a shard does not answer.
+        """
+        questions = dict.fromkeys(range(len(self.shards)), tuple(doc_ids))
+        answers = self.shards.ask("get", questions)
+        documents: dict[str, Document] = {}
+        for of_shard in answers.values():
+            documents |= of_shard
+        if not documents.keys() >= {*doc_ids}:
+            self._require(questions.keys() - answers.keys())
+        return {doc_id: documents[doc_id] for doc_id in doc_ids if doc_id in documents}
+
+    def ids(
+        self, filter: Filter | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> tuple[int, list[str]]:
+        """Return the number of documents that match a filter, and their ids in a part of the list, ascending.
+
+        Args:
+            filter: condition on the metadata; None for all documents.
+            after: id above which the part begins; None for all.
+            limit: maximum number of ids; None for all.
+
+        Raises:
+            InvalidInput, ShardsMissing: as `search`.
+        """
+        answers = self._ask("ids", dict.fromkeys(range(len(self.shards)), IdsQuestion(filter, after, limit)))
+        merged = heapq.merge(*(doc_ids for _, doc_ids in answers.values()))
+        return sum(total for total, _ in answers.values()), [*itertools.islice(merged, limit)]
+
+    def info(self) -> IndexInfo:
+        """Return counts and sizes of all shards; without graphs, of which each shard has its own.
+
+        Raises:
+            ShardsMissing: a shard does not answer.
+        """
+        infos: list[IndexInfo] = [*self._ask("info", dict.fromkeys(range(len(self.shards)))).values()]
+        counts = {
+            name: sum(getattr(info, name) for info in infos)
+            for name in ("documents", "passages", "encoded", "pending", "deleted", "outdated", "segments")
+        }
+        n_bytes: Counter[str] = Counter()
+        for info in infos:
+            n_bytes.update(info.bytes)
+        widest = max(infos, key=lambda info: info.dense_dim or 0)
+        return dataclasses.replace(widest, **counts, bytes=dict(n_bytes), branches=self.branches, dense_graph=None)
+
     # Rankings
 
     def _rank(self, queries: Sequence[Query], k: int, options: SearchOptions) -> list[Ranked]:
@@ -407,11 +472,15 @@ class ShardedSearcher:
 
     def _ask(self, method: str, questions: Mapping[int, Any]) -> Mapping[int, Any]:
         answers = self.shards.ask(method, questions)
-        if silent := questions.keys() - answers.keys():
+        self._require(questions.keys() - answers.keys())
+        return answers
+
+    def _require(self, silent: Set[int]) -> None:
+        """Raise ShardsMissing for shards that do not answer, or note them if they may be missing."""
+        if silent:
             if self._missing is None:
                 raise ShardsMissing(silent)
             self._missing |= silent
-        return answers
 
 
 def _facets(page: PageOptions, matches: Mapping[int, ShardMatches]) -> dict[str, tuple[FacetCount, ...]]:

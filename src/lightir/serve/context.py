@@ -8,11 +8,11 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from lightir.serve.interface import Service
 from lightir.serve.lane import Lane
 from lightir.serve.metrics import Metrics
 from lightir.serve.problems import PROBLEM_TYPE
 from lightir.serve.schemas import ProblemBody
-from lightir.serve.service import SearchService
 
 JSON_TYPE = "application/json"
 
@@ -27,7 +27,7 @@ class Context:
         metrics: metrics.
     """
 
-    service: SearchService
+    service: Service
     lane: Lane
     metrics: Metrics
 

@@ -95,9 +95,9 @@ def _add_reads(router: APIRouter, context: Context) -> None:
     )
     async def list_documents(asked: ListRequest) -> Response:
         def listed() -> dict[str, Any]:
-            doc_ids = service.index.ids(asked.filter, after=asked.after, limit=asked.limit)
+            total, doc_ids = service.listed(asked.filter, asked.after, asked.limit)
             after = doc_ids[-1] if len(doc_ids) == asked.limit else None
-            return {"total": service.index.count(asked.filter), "doc_ids": doc_ids, "next": after}
+            return {"total": total, "doc_ids": doc_ids, "next": after}
 
         return json_response(await lane.run("list", listed))
 
@@ -227,11 +227,7 @@ def _add_jobs(router: APIRouter, context: Context) -> None:
 
 def _writes(context: Context) -> WriteQueue:
     if context.service.writes is None:
-        source = context.service.source
-        how = "start it without --read-only to change documents"
-        if source is not None:
-            how = f"its documents are the files of {source.name}; change these"
-        raise Problem(HTTPStatus.FORBIDDEN, f"the service is read-only; {how}")
+        raise Problem(HTTPStatus.FORBIDDEN, f"the service is read-only; {context.service.why_read_only}")
     return context.service.writes
 
 

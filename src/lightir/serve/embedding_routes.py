@@ -12,7 +12,6 @@ from lightir.errors import InvalidInput
 from lightir.serve.context import Context, json_response, problems
 from lightir.serve.responses import EmbeddingsResult, RankedText, SparseValue
 from lightir.serve.schemas import EmbeddingsRequest, TeiRequest, TeiRerankRequest, TeiSparseRequest
-from lightir.serve.text_ranking import text_scores
 
 
 def embedding_routes(context: Context) -> APIRouter:
@@ -73,7 +72,7 @@ def embedded(context: Context, asked: TeiRequest) -> list[list[float]]:
     """
     if not asked.normalize:
         raise InvalidInput("normalize is false; query vectors always have length 1")
-    rows: list[list[float]] = context.service.dense(_texts(asked.inputs), asked.dimensions).tolist()
+    rows: list[list[float]] = context.service.model.dense(_texts(asked.inputs), asked.dimensions).tolist()
     return rows
 
 
@@ -84,7 +83,7 @@ def openai_embeddings(context: Context, asked: EmbeddingsRequest) -> dict[str, A
         InvalidInput: the index has no dense branch, or `dimensions` is above its width.
     """
     texts = _texts(asked.input)
-    vectors = context.service.dense(texts, asked.dimensions)
+    vectors = context.service.model.dense(texts, asked.dimensions)
     rows: list[Any] = vectors.tolist()
     if asked.encoding_format == "base64":
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
@@ -92,13 +91,13 @@ def openai_embeddings(context: Context, asked: EmbeddingsRequest) -> dict[str, A
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)],
-        "model": context.service.model_name,
+        "model": context.service.model.name,
         "usage": {"prompt_tokens": n_words, "total_tokens": n_words},
     }
 
 
 def _sparse(context: Context, texts: list[str]) -> list[list[dict[str, float]]]:
-    vectors = context.service.sparse(texts)
+    vectors = context.service.model.sparse(texts)
     rows = (vectors.row(i) for i in range(len(texts)))
     return [
         [{"index": index, "value": value} for index, value in zip(indices.tolist(), values.tolist(), strict=True)]
@@ -107,7 +106,7 @@ def _sparse(context: Context, texts: list[str]) -> list[list[dict[str, float]]]:
 
 
 def _ranked(context: Context, asked: TeiRerankRequest) -> list[dict[str, Any]]:
-    scores = text_scores(context.service.index.view, asked.query, asked.texts, raw=asked.raw_scores)
+    scores = context.service.text_scores(asked.query, asked.texts, raw=asked.raw_scores)
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     ranked: list[dict[str, Any]] = [{"index": i, "score": scores[i]} for i in order]
     if asked.return_text:

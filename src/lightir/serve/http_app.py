@@ -25,12 +25,12 @@ from lightir.serve.embedding_routes import embedding_routes
 from lightir.serve.fast_routes import fast_routes
 from lightir.serve.forwarding import Forwarder
 from lightir.serve.guard import Guard
+from lightir.serve.interface import Service
 from lightir.serve.lane import Lane
 from lightir.serve.metrics import Metrics
 from lightir.serve.page_routes import page_routes
 from lightir.serve.problems import RETRY_AFTER_S, Problem, printable, problem_of
 from lightir.serve.search_routes import search_routes
-from lightir.serve.service import SearchService
 from lightir.serve.status_routes import status_routes
 from lightir.serve.writing import QueueFull, ServiceStops
 from lightir.version import __version__
@@ -48,7 +48,7 @@ _TYPE_NAME = re.compile(r"[\[(]|^(str|constrained-str|function-.*)$")
 logger = logging.getLogger(__name__)
 
 
-def create_app(service: SearchService, keys: ApiKeys | None = None) -> FastAPI:
+def create_app(service: Service, keys: ApiKeys | None = None) -> FastAPI:
     """Return the app of a service. It closes the service when it stops.
 
     Args:
@@ -56,7 +56,7 @@ def create_app(service: SearchService, keys: ApiKeys | None = None) -> FastAPI:
         keys: accepted API keys; None if no request needs one.
     """
     options = service.options
-    context = Context(service, Lane(options.threads, options.timeout_s), Metrics(service))
+    context = Context(service, Lane(options.threads, options.timeout_s, inline=not service.waits), Metrics(service))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -109,7 +109,7 @@ async def _refresh_often(context: Context) -> None:
         if service.problem != known:
             known = service.problem
             if known is not None:
-                logger.warning("an earlier state of the index is served: %s", known)
+                logger.warning("%s", known)
 
 
 def _place(location: Sequence[str | int]) -> str:

@@ -23,15 +23,17 @@ T = TypeVar("T")
 class Lane:
     """Runs work of several kinds, and measures how long each takes."""
 
-    def __init__(self, threads: int, timeout_s: float) -> None:
+    def __init__(self, threads: int, timeout_s: float, *, inline: bool = True) -> None:
         """Start without measurements.
 
         Args:
             threads: number of threads for slow work.
             timeout_s: maximum time to wait for a thread's answer.
+            inline: whether fast work runs in the event loop; work that waits without CPU time must not.
         """
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="lightir-search")
         self._timeout_s = timeout_s
+        self._inline = inline
         self._means: dict[str, float] = {}
 
     async def run(self, kind: str, work: Callable[[], T]) -> T:
@@ -40,7 +42,7 @@ class Lane:
         Raises:
             Problem: the time is over (503); a thread cannot be stopped, so the work goes on without a reader.
         """
-        if self._means.get(kind, 0.0) < INLINE_S:
+        if self._inline and self._means.get(kind, 0.0) < INLINE_S:
             return self._timed(kind, work)
         future = asyncio.get_running_loop().run_in_executor(self._pool, self._timed, kind, work)
         try:

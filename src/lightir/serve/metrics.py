@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from lightir.serve.service import SearchService
+from lightir.serve.interface import Service
 
 _SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -17,7 +17,7 @@ _SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 class Metrics:
     """Counts requests by route and status, and reads the state of the index."""
 
-    def __init__(self, service: SearchService) -> None:
+    def __init__(self, service: Service) -> None:
         """Count from zero."""
         self._service = service
         self._registry = CollectorRegistry()
@@ -54,20 +54,10 @@ class Metrics:
 class _State(Collector):
     """The state of the index when it is asked for."""
 
-    def __init__(self, service: SearchService) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield a gauge per number."""
-        service = self._service
-        view = service.index.view
-        gauges = {
-            "documents": len(service.index),
-            "pending_documents": view.n_pending,
-            "segments": len(view.segments),
-            "generation": view.generation,
-            "serves_newest_state": int(service.problem is None),
-            "waiting_writes": 0 if service.writes is None else len(service.writes),
-        }
-        for name, value in gauges.items():
+        for name, value in self._service.gauges().items():
             yield GaugeMetricFamily(f"lightir_{name}", name.replace("_", " "), value)

@@ -20,6 +20,7 @@ from lightir.errors import (
     StorageError,
     WriteFailed,
 )
+from lightir.search.sharded import ShardsMissing
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
@@ -29,6 +30,7 @@ _STATUSES: tuple[tuple[type[LightirError], HTTPStatus], ...] = (  # subclasses f
     (InvalidInput, HTTPStatus.BAD_REQUEST),
     (AlreadyExists, HTTPStatus.CONFLICT),
     (ContractMismatch, HTTPStatus.CONFLICT),
+    (ShardsMissing, HTTPStatus.SERVICE_UNAVAILABLE),
     (IndexLocked, HTTPStatus.SERVICE_UNAVAILABLE),
     (OutcomeUnknown, HTTPStatus.INTERNAL_SERVER_ERROR),
     (WriteFailed, HTTPStatus.INSUFFICIENT_STORAGE),
@@ -81,7 +83,8 @@ def problem_of(error: LightirError) -> Problem:
     """Return the problem of an error of the library."""
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
     retry = RETRY_AFTER_S if status == HTTPStatus.SERVICE_UNAVAILABLE else None
-    return Problem(status, printable(str(error)), retry_after_s=retry)
+    extra = {"missing_shards": error.numbers} if isinstance(error, ShardsMissing) else None
+    return Problem(status, printable(str(error)), retry_after_s=retry, extra=extra)
 
 
 def printable(text: str) -> str:

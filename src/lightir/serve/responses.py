@@ -68,12 +68,14 @@ class SearchResult(BaseModel):
     hits: list[HitBody]
     total: int | None = None
     facets: dict[str, list[FacetValue]] | None = None
+    missing_shards: list[int] | None = None
 
 
 class SearchResults(BaseModel):
     """The answers to a list of queries, in its order."""
 
     results: list[SearchResult]
+    missing_shards: list[int] | None = None
 
 
 class ExplainResult(BaseModel):

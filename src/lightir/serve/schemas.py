@@ -87,6 +87,9 @@ class SearchRequest(RankingBody):
     full_text: bool = Field(False, description="show whole texts instead of snippets")
     fields: list[str] | None = Field(None, description="metadata fields to show (default: all)")
     ids_only: bool = Field(False, description="show ids and scores alone, which is fastest")
+    allow_partial: bool = Field(
+        False, description="answer without the shards that do not answer, and list their numbers in missing_shards"
+    )
 
     @property
     def pages(self) -> bool:

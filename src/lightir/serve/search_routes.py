@@ -102,9 +102,8 @@ def _json_object(text: str | None) -> Any:
 
 
 def _encoded(context: Context, asked: EncodeRequest) -> dict[str, Any]:
-    service = context.service
-    encoder = service.searcher.encoder
-    vectors = None if encoder is None else encoder.encode(asked.texts)
+    model = context.service.model
+    vectors = model.encode(asked.texts)
     dense = None if vectors is None or not asked.dense else vectors.dense
     sparse = None if vectors is None or not asked.sparse else vectors.sparse
     rows = None
@@ -113,4 +112,4 @@ def _encoded(context: Context, asked: EncodeRequest) -> dict[str, Any]:
             {"indices": indices.tolist(), "values": values.tolist()}
             for indices, values in (sparse.row(i) for i in range(len(asked.texts)))
         ]
-    return {"model": service.model_name, "dense": None if dense is None else dense.tolist(), "sparse": rows}
+    return {"model": model.name, "dense": None if dense is None else dense.tolist(), "sparse": rows}

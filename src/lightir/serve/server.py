@@ -12,6 +12,8 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from lightir.errors import InvalidInput
+from lightir.index.splitting import is_sharded
 from lightir.serve.api_keys import ApiKeys
 from lightir.serve.bounded_heads import bounded_heads
 from lightir.serve.folder_index import FolderOptions
@@ -19,8 +21,9 @@ from lightir.serve.http_app import create_app
 from lightir.serve.listening import address_of, listen
 from lightir.serve.member import Member
 from lightir.serve.process_group import Processes
+from lightir.serve.ray_shards import RayServing
 from lightir.serve.serve_options import ServeOptions
-from lightir.serve.targets import opened
+from lightir.serve.targets import opened, opened_shards, refuse_folder_options
 
 STOP_S = 30
 """Maximum time that requests have to end when the service stops."""
@@ -31,15 +34,19 @@ def serve(
     options: ServeOptions,
     *,
     folder: FolderOptions | None = None,
+    cluster: RayServing | None = None,
     started: Callable[[str], None] = lambda address: None,
     say: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Serve an index or a folder until SIGINT or SIGTERM. Changes that wait are committed before the function returns.
+    """Serve an index, its shards, or a folder until SIGINT or SIGTERM.
+
+    Changes that wait are committed before the function returns.
 
     Args:
-        target: index folder, or folder of files.
+        target: index folder, folder of shards, or folder of files.
         options: options and limits.
         folder: how a folder of files is served; None for the defaults.
+        cluster: cluster that shards are served from; None for this process.
         started: function that is called with the service's address once it accepts connections.
         say: function that is called with messages about the files of a folder.
 
@@ -48,11 +55,23 @@ def serve(
         InvalidInput: the path is neither an index nor a folder of files, or options of a folder are given for an index.
         StorageError: the address cannot be listened on.
         FormatError: a file of the index or of keys is damaged.
+        MissingExtra: Ray is not installed.
+        LightirError: a shard does not start on the cluster.
     """
+    if cluster is not None and not is_sharded(target):
+        raise InvalidInput(
+            f"{target} is not split into shards, which a cluster serves; split an index with: "
+            "lightir split INDEX --shards 2 --out FOLDER"
+        )
     if options.processes > 1:
         Processes(target, options, folder or FolderOptions(), started, say).run()
         return
     keys = None if options.keys is None else ApiKeys.load(options.keys)
+    if is_sharded(target):
+        refuse_folder_options(target, folder or FolderOptions())
+        with opened_shards(target, options, cluster) as shards:
+            run_app(create_app(shards, keys), options, started=started)
+        return
     with opened(target, options, folder or FolderOptions(), say=say) as (service, follow):
 
         def tell(address: str) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lightir.errors import InvalidInput, LightirError, NotFound
-from lightir.index import Index, normalized
+from lightir.errors import LightirError, NotFound
+from lightir.index import Index
+from lightir.index.metadata_filters import Filter
+from lightir.index.reader import IndexInfo
 from lightir.pending.demand import Demand
-from lightir.search import PageOptions, Searcher, SearchOptions
-from lightir.search.hit_json import hit_json
+from lightir.search import Searcher
 from lightir.serve.member import CommitCounter, Member
-from lightir.serve.schemas import ExplainRequest, RankingBody, SearchRequest
+from lightir.serve.query_model import QueryModel
+from lightir.serve.schemas import ExplainRequest, SearchRequest
+from lightir.serve.search_answers import ranking_options, search_answer
 from lightir.serve.serve_options import ServeOptions
+from lightir.serve.text_ranking import text_scores
 from lightir.serve.writing import WriteQueue
-from lightir.types import Document, Hit
-from lightir.vectors import Floats, SparseVectors
+from lightir.types import Document
 
 
 class SearchService:
@@ -32,6 +32,7 @@ class SearchService:
         options: options and limits.
         source: folder whose files are the documents; None if the index has documents of its own.
         member: this process; None if the service has one alone.
+        waits: False: searches compute in this process.
         writes: queue of changes; None if the service is read-only, serves a folder's files, or has another process
             that commits changes.
     """
@@ -55,6 +56,7 @@ class SearchService:
         self.options = options
         self.source = source
         self.member = member
+        self.waits = False
         self._commits = None if member is None else CommitCounter(member.counter_path)
         self._known_commits = 0 if self._commits is None else self._commits.value
         self._index = Index.open(folder)
@@ -94,9 +96,21 @@ class SearchService:
         return self.options.read_only or self.source is not None
 
     @property
+    def why_read_only(self) -> str:
+        """The way to change documents if the service is read-only."""
+        if self.source is not None:
+            return f"its documents are the files of {self.source.name}; change these"
+        return "start it without --read-only to change documents"
+
+    @property
     def problem(self) -> str | None:
         """The reason why an earlier state is served; None if the newest one is."""
-        return self._problem
+        return None if self._problem is None else f"an earlier state of the index is served: {self._problem}"
+
+    @property
+    def missing_shards(self) -> tuple[int, ...]:
+        """No shards: this is one index."""
+        return ()
 
     def refresh(self) -> bool:
         """Open the newest state of the index and return whether it differs. Searches that run keep theirs.
@@ -133,56 +147,8 @@ class SearchService:
     # Searches
 
     def search(self, asked: SearchRequest) -> dict[str, Any]:
-        """Return the answer to a request: an object per query, in "results" for a list of queries.
-
-        Raises:
-            InvalidInput: bad arguments, a branch that the index lacks, or a malformed filter.
-        """
-        options = search_options(asked)
-        if isinstance(asked.query, str):
-            return self._result(asked.query, asked, options)
-        if asked.ids_only and not asked.pages:
-            return {"results": self._rankings(asked.query, asked.k, options)}
-        return {"results": [self._result(query, asked, options) for query in asked.query]}
-
-    def _rankings(self, queries: Sequence[str], k: int, options: SearchOptions) -> list[dict[str, Any]]:
-        started = time.perf_counter()
-        searcher = self.searcher
-        rankings = searcher.search(list(queries), k, options).values()
-        took_ms = _milliseconds(started)
-        return [
-            {
-                "query": query,
-                "mode": options.mode or searcher.default_mode,
-                "took_ms": took_ms,
-                "hits": [
-                    {"doc_id": doc_id, "score": score}
-                    for doc_id, score in zip(ranking.doc_ids, ranking.scores.tolist(), strict=True)
-                ],
-            }
-            for query, ranking in zip(queries, rankings, strict=True)
-        ]
-
-    def _result(self, query: str, asked: SearchRequest, options: SearchOptions) -> dict[str, Any]:
-        if asked.ids_only and not asked.pages:
-            return self._rankings([query], asked.k, options)[0]
-        started = time.perf_counter()
-        searcher = self.searcher
-        mode = options.mode or searcher.default_mode
-        answer: dict[str, Any] = {"query": query, "mode": mode, "took_ms": 0.0}
-        hits: list[Hit]
-        if asked.pages or not query.strip():
-            page = PageOptions(asked.offset, asked.k, asked.facet_counts, asked.sort, asked.group)
-            result_page = searcher.page(query, page, options, explain=asked.explain, full_text=asked.full_text)
-            hits = result_page.hits
-            answer["total"] = result_page.total
-            counted = result_page.facets.items()
-            answer["facets"] = {name: [asdict(count) for count in counts] for name, counts in counted}
-        else:
-            hits = searcher.hits(query, asked.k, options, explain=asked.explain, full_text=asked.full_text)
-        answer["hits"] = [_shown(hit, asked) for hit in hits]
-        answer["took_ms"] = _milliseconds(started)
-        return answer
+        """Return the answer to a request; see `search_answer`."""
+        return search_answer(self.searcher, asked)
 
     def explain(self, asked: ExplainRequest) -> dict[str, Any]:
         """Return a document's score for a query by branch and by term, whether a search finds it or not.
@@ -216,91 +182,46 @@ class SearchService:
 
     def info(self) -> dict[str, Any]:
         """Return counts, sizes, branches, fields and the contract of the index; of a model's address, only the name."""
-        described = asdict(self.index.info())
-        if described["contract"] is not None:
-            described["contract"]["backbone"] = self.model_name
-        return described
+        return info_json(self.index.info(), self.model.name)
 
-    # Query vectors
+    def listed(self, wanted: Filter | None, after: str | None, limit: int) -> tuple[int, list[str]]:
+        """Return the number of documents that match a filter, and the ids of a part of them; see `Index.ids`."""
+        return self.index.count(wanted), self.index.ids(wanted, after=after, limit=limit)
 
-    def dense(self, texts: Sequence[str], dimensions: int | None = None) -> Floats:
-        """Return the dense query vectors (n, dim) float32 of length 1; zeros for a text without terms.
+    def text_scores(self, query: str, texts: Sequence[str], *, raw: bool) -> list[float]:
+        """Return scores of texts that are not in the index; see `lightir.serve.text_ranking`."""
+        return text_scores(self.index.view, query, texts, raw=raw)
 
-        Args:
-            texts: n texts.
-            dimensions: width of the vectors, a prefix scaled to length 1; None for the encoder's.
-
-        Raises:
-            InvalidInput: the index has no dense branch, or `dimensions` is above its width.
-        """
-        encoder = self.searcher.encoder
-        vectors = None if encoder is None else encoder.encode(texts).dense
-        if vectors is None:
-            raise InvalidInput(
-                f"{self.folder.name} has no dense query vectors: it was built without a model that has them"
-            )
-        if dimensions is None or dimensions == vectors.shape[1]:
-            return vectors
-        if not 1 <= dimensions < vectors.shape[1]:
-            raise InvalidInput(f"dimensions is {dimensions}; expected 1 to {vectors.shape[1]}")
-        return normalized(np.ascontiguousarray(vectors[:, :dimensions]))
-
-    def sparse(self, texts: Sequence[str]) -> SparseVectors:
-        """Return the sparse query vectors.
-
-        Raises:
-            InvalidInput: the index has no sparse branch.
-        """
-        encoder = self.searcher.encoder
-        vectors = None if encoder is None else encoder.encode(texts).sparse
-        if vectors is None:
-            raise InvalidInput(
-                f"{self.folder.name} has no sparse query vectors: it was built without a model that has them"
-            )
-        return vectors
+    def gauges(self) -> dict[str, int]:
+        """Return the numbers that metrics show, by name."""
+        view = self.index.view
+        return {
+            "documents": view.n_documents,
+            "pending_documents": view.n_pending,
+            "segments": len(view.segments),
+            "generation": view.generation,
+            "serves_newest_state": int(self.problem is None),
+            "waiting_writes": 0 if self.writes is None else len(self.writes),
+        }
 
     @property
-    def model_name(self) -> str:
-        """Name of the model whose queries the service encodes; "bm25" for an index without a model."""
-        contract = self._index.contract
-        return "bm25" if contract is None else contract.backbone.address.rstrip("/").rpartition("/")[2]
+    def model(self) -> QueryModel:
+        """The model of the index."""
+        searcher = self.searcher
+        return QueryModel(searcher.encoder, self._index.contract, self.folder.name)
+
+    @property
+    def default_mode(self) -> str:
+        """The mode of searches that name none."""
+        return self.searcher.default_mode
 
 
-def search_options(asked: SearchRequest) -> SearchOptions:
-    """Return the library's options of a request.
-
-    Raises:
-        InvalidInput: a malformed option.
-    """
-    return ranking_options(asked, exclude=asked.exclude, min_score=asked.min_score)
-
-
-def ranking_options(
-    asked: RankingBody, *, exclude: Sequence[str] = (), min_score: float | None = None
-) -> SearchOptions:
-    """Return the library's options of how documents are ranked.
-
-    Args:
-        asked: body of the request.
-        exclude: ids of documents to leave out.
-        min_score: score below which hits are left out.
-
-    Raises:
-        InvalidInput: a malformed option.
-    """
-    return SearchOptions(
-        mode=asked.mode,
-        fusion=asked.fusion,
-        weights=asked.weights,
-        depth=asked.depth,
-        filter=asked.filter,
-        exclude=exclude,
-        typos=asked.typos,
-        as_you_type=asked.as_you_type,
-        min_score=min_score,
-        passages=asked.passages,
-        syntax=asked.syntax,
-    )
+def info_json(info: IndexInfo, model: str) -> dict[str, Any]:
+    """Return the description of an index as an object, with the model's name instead of its address."""
+    described = asdict(info)
+    if described["contract"] is not None:
+        described["contract"]["backbone"] = model
+    return described
 
 
 def document_json(document: Document) -> dict[str, Any]:
@@ -311,18 +232,3 @@ def document_json(document: Document) -> dict[str, Any]:
         "text": document.text,
         "metadata": dict(document.metadata),
     }
-
-
-def _shown(hit: Hit, asked: SearchRequest) -> dict[str, Any]:
-    if asked.ids_only:
-        return {"doc_id": hit.doc_id, "score": hit.score}
-    shown = hit_json(hit, explain=asked.explain)
-    if not asked.highlights:
-        del shown["highlights"]
-    if asked.fields is not None:
-        shown["metadata"] = {name: hit.metadata[name] for name in asked.fields if name in hit.metadata}
-    return shown
-
-
-def _milliseconds(started: float) -> float:
-    return round((time.perf_counter() - started) * 1000, 3)

@@ -27,14 +27,18 @@ def status_routes(context: Context) -> APIRouter:
 
     @router.get(
         "/ready",
-        summary="Say whether the newest state of the index is served",
+        summary="Say whether the newest state of the index is served, and all of its shards answer",
         response_model=None,
         responses={**problems(), **ok},
     )
     async def ready() -> Response:
         if service.problem is not None:
-            detail = f"an earlier state of the index is served: {service.problem}"
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_s=RETRY_AFTER_S)
+            raise Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                service.problem,
+                retry_after_s=RETRY_AFTER_S,
+                extra={"missing_shards": missing} if (missing := service.missing_shards) else None,
+            )
         return json_response({"status": "ok"})
 
     @router.get("/v1/info", summary="Describe the index", response_model=None, responses=problems())
@@ -44,10 +48,10 @@ def status_routes(context: Context) -> APIRouter:
             {
                 "version": __version__,
                 "index": service.folder.name,
-                "model": service.model_name,
+                "model": service.model.name,
                 "read_only": service.is_read_only,
                 "role": request.scope["role"],
-                "default_mode": service.searcher.default_mode,
+                "default_mode": service.default_mode,
                 **described,
             }
         )

@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from lightir.errors import InvalidInput, NotFound
+from lightir.index.splitting import ShardedManifest, is_sharded
+from lightir.search.sharded import LocalShards, Shards
 from lightir.serve.folder_follower import FolderFollower
 from lightir.serve.folder_index import FolderOptions, is_index, prepare_index
 from lightir.serve.member import Member
+from lightir.serve.ray_shards import RayServing, ray_shards
 from lightir.serve.serve_options import ServeOptions
 from lightir.serve.service import SearchService
+from lightir.serve.sharded_service import ShardedService
+
+SHARD_THREADS = 32
+"""Number of requests that may wait for shards at once."""
+
+
+@contextmanager
+def opened_shards(folder: Path, options: ServeOptions, cluster: RayServing | None) -> Iterator[ShardedService]:
+    """Yield the service of a folder of shards; close it, and stop what runs on a cluster.
+
+    Args:
+        folder: folder of shards.
+        options: options of the service.
+        cluster: cluster that the shards are served from; None for this process.
+
+    Raises:
+        NotFound: the folder has no manifest.
+        InvalidInput: a shard was changed after it was counted, or there is no cluster at the address.
+        FormatError: a file of a shard is damaged.
+        MissingExtra: Ray is not installed.
+        LightirError: a shard does not start on the cluster.
+    """
+    manifest = ShardedManifest.read(folder)
+    with ExitStack() as stack:
+        shards: Shards
+        if cluster is None:
+            shards = stack.enter_context(closing(LocalShards.open(manifest)))
+        else:
+            shards = stack.enter_context(ray_shards(folder, manifest, cluster, timeout_s=options.timeout_s))
+        threads = max(options.threads, SHARD_THREADS)
+        yield stack.enter_context(
+            closing(ShardedService(manifest, shards, dataclasses.replace(options, threads=threads)))
+        )
+
+
+def refuse_folder_options(target: Path, folder: FolderOptions) -> None:
+    """Raise InvalidInput for options of a folder of files, because the target is none."""
+    if folder.index is not None or folder.model is not None or folder.watch or folder.delete_any:
+        raise InvalidInput(f"{target} is an index; --index, --model, --watch and --yes require a folder of files")
 
 
 @contextmanager
@@ -34,14 +77,15 @@ def opened(
 
     Raises:
         NotFound: there is no such path or model.
-        InvalidInput: the path is neither, or options of a folder are given for an index.
+        InvalidInput: the path is neither, or options of a folder are given for an index, or these are shards.
         FormatError: a file of the index is damaged.
     """
     if not target.exists():
         raise NotFound(f"there is no index {target}; create one with: lightir index CORPUS --out {target}")
+    if is_sharded(target):
+        raise InvalidInput(f"{target} is an index split into shards, which only lightir serve serves, by one process")
     if is_index(target):
-        if folder.index is not None or folder.model is not None or folder.watch or folder.delete_any:
-            raise InvalidInput(f"{target} is an index; --index, --model, --watch and --yes require a folder of files")
+        refuse_folder_options(target, folder)
         service = SearchService(target, options, member=member)
         try:
             yield service, lambda: None

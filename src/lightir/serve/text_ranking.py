@@ -25,13 +25,14 @@ def text_scores(view: View, query: str, texts: Sequence[str], *, raw: bool) -> l
         n scores, 0 for a text without words of the query; at most 1 unless raw.
     """
     analyzer = view.word_analyzer
-    counts_words = view.analyzer is not None and not view.counts_model_terms and len(view) > 0
+    counts_words = view.analyzer is not None and not view.counts_model_terms and view.n_counted > 0
     rows = [Counter(terms) for terms in analyzer.terms(texts)]
     lengths = [row.total() for row in rows]
     mean = view.mean_length if counts_words else sum(lengths) / max(len(lengths), 1)
     wanted = Counter(analyzer.terms([query])[0])
     weights = {
-        term: count * (idf(len(view), view.frequency(term)) if counts_words else 1.0) for term, count in wanted.items()
+        term: count * (idf(view.n_counted, view.frequency(term)) if counts_words else 1.0)
+        for term, count in wanted.items()
     }
     norms = [K1 * (1 - B + B * length / mean) if mean > 0 else K1 for length in lengths]
     scores = [
