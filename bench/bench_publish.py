@@ -11,7 +11,7 @@ Then `--typed` of the queries are typed letter by letter, twice, as the page sea
 keystroke's time is what the page takes for it while no request is open. Its CPU time is that of the page's main thread,
 and includes the driver that asks.
 
-    npm install --prefix pagefind pagefind
+    mkdir pagefind && echo {} > pagefind/package.json && npm install --prefix pagefind pagefind
     python bench/bench_publish.py --dataset scifact nfcorpus --filler cranfield --documents 10000 --model minilm \
         --work /tmp/pages --pagefind pagefind
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from hypothesis import settings
 
 from expected_skips import is_expected
 
@@ -17,6 +18,9 @@ HEAVY = re.compile(
     r"^(?:from|import) (?:torch|transformers|tiny_models|yaml|lightir\.(?:models|train|encode))\b", re.MULTILINE
 )
 
+
+settings.register_profile("untimed", deadline=None)  # a busy machine fails no test
+settings.load_profile("untimed")
 
 if shutil.which("nvidia-smi") is None:  # Triton's kernels then run on the CPU; Triton reads this when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -73,7 +73,7 @@ def check(text: str, expected: set[tuple[str, str]]) -> None:
 
 
 @given(st.sets(st.tuples(st.integers(0, 12), st.integers(0, 12)).filter(lambda ends: ends[0] < ends[1]), min_size=1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_name_and_arrow_is_drawn_and_nothing_covers_a_box(arrows: set[tuple[int, int]]) -> None:
     named = {(f"name{start}", f"name{end}") for start, end in arrows}
     check("flowchart TD\n" + "".join(f"    {start} --> {end}\n" for start, end in sorted(named)), named)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightir.data import (
@@ -71,7 +71,6 @@ def test_simhash_of_characters_is_that_of_the_package_of_lightretrievers_authors
     assert simhash(character_runs(text), md5=True) == value
 
 
-@settings(deadline=None)
 @given(
     st.lists(TEXTS, max_size=12),
     TEXTS,

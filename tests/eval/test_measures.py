@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import subprocess
+import sys
 
 import ir_measures
 import numpy as np
@@ -42,7 +43,7 @@ def slow_rr(ids: list[str], grades: dict[str, int], k: int) -> float:
 DOCS = [f"d{i}" for i in range(30)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rankings=st.lists(st.permutations(DOCS).flatmap(lambda p: st.integers(0, 30).map(lambda n: p[:n])), max_size=4),
     grades=st.lists(
@@ -163,6 +164,7 @@ def test_a_measure_whose_script_fails_is_named(monkeypatch: pytest.MonkeyPatch) 
         evaluate(run_of(q=["a"]), {"q": {"a": 1}}, ["ERR@20"])
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="ir_measures cannot parse names on Python 3.14")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ir_measures itself
 def test_names_have_ir_measures_own_meaning() -> None:
     names = ["nDCG@10", "R@5", "P(rel=2)@3", "AP", "nDCG(dcg='exp-log2')@20", "Judged@10", "RR(rel=2)", "AP(rel=2)@100"]

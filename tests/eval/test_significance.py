@@ -17,7 +17,7 @@ TENTHS = st.integers(0, 4).map(lambda i: i / 10)
 P_VALUES = st.lists(st.sampled_from([0.0, 0.001, 0.01, 0.02, 0.03, 0.05, 0.2, 0.5, 1.0]), max_size=6)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(TENTHS, TENTHS), max_size=8))
 def test_few_queries_are_tested_over_all_sign_flips(pairs: list[tuple[float, float]]) -> None:
     a, b = [x for x, _ in pairs], [y for _, y in pairs]
@@ -88,7 +88,7 @@ def slow_closed_test(p: list[float], combined: str) -> list[float]:
     return out
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(P_VALUES)
 def test_corrections_equal_the_closed_tests_that_define_them(p: list[float]) -> None:
     for method in ("holm", "hommel"):

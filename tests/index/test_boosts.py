@@ -155,7 +155,7 @@ texts = st.lists(st.sampled_from(["cats", "cat", "dog", "the", "élan", "犬", "
 fields = st.tuples(texts, texts, texts)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.lists(fields, min_size=1, max_size=5),
     boosts=st.fixed_dictionaries({}, optional={name: st.integers(1, 100) for name in ("title", "text", "tags")}),

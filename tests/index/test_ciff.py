@@ -75,7 +75,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(posting_spill, "HELD_POSTINGS", size)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(texts=TEXTS, size=st.integers(1, 3), deleted=st.sets(st.integers(0, 8)))
 def test_export_has_the_counts_of_the_live_documents(texts: list[list[str]], size: int, deleted: set[int]) -> None:
     with temporary_folder() as folder, pytest.MonkeyPatch.context() as patched:
@@ -104,7 +104,7 @@ def test_export_has_the_counts_of_the_live_documents(texts: list[list[str]], siz
     assert report.postings == sum(map(len, ciff.lists.values()))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(lists=COUNTS, size=st.integers(1, 3), branch=st.sampled_from(("tokens", "sparse")), packed=st.booleans())
 def test_import_and_export_return_any_file(
     lists: dict[str, dict[int, int]], size: int, branch: str, packed: bool

@@ -66,7 +66,7 @@ wanted_filters = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(metadatas, max_size=5), wanted_filters)
 @example([{"über": None}], {"über": None})
 @example([{"x": 1}, {"x": True}, {"x": 0}], {"x": {"in": [True]}})
@@ -137,7 +137,7 @@ numbers = st.one_of(
 texts = st.text(st.sampled_from('a0\0\n"\\ é中😀'), max_size=3)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_every_value_is_compared_exactly(data: st.DataObject) -> None:
     """Integers of any size, floats and strings, alone and in lists, equal or ordered as in Python."""

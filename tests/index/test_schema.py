@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from factories import make_contract
 from lightir.cli.app import main
@@ -82,7 +82,6 @@ objects = st.dictionaries(st.sampled_from(["a", "b", "o"]), values | scalars, ma
 tables = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.sampled_from(["", "1", "2.5", "true", "x", "2024-01-01"]))
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(values, objects, tables.map(Cells)), max_size=6))
 def test_inferred_types_accept_the_documents_and_change_no_json_value(metadata: list[dict[str, Any]]) -> None:
     documents = documents_of(*metadata)

@@ -221,5 +221,5 @@ class AnyHistory(RuleBasedStateMachine):
 
 def test_any_history_equals_an_index_built_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # nothing crashes here
-    few = settings(max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
+    few = settings(max_examples=15, stateful_step_count=15, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(AnyHistory, settings=few)

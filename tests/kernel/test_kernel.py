@@ -20,7 +20,7 @@ from lightir.kernel.candidates import BoundBranch, CandidateSearch, Request
 from lightir.kernel.segments import DenseSegments, ScannedRows, SparseRows, SparseSegments, pair_scores
 
 LEVELS = kernel.available()
-few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(params=LEVELS)

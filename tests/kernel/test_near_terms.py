@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightir import kernel
@@ -24,7 +24,6 @@ def test_a_swap_of_neighbors_counts_once_and_no_part_changes_twice(a: str, b: st
     assert (edit_distance(a, b), edit_distance(b, a)) == (distance, distance)
 
 
-@settings(deadline=None)
 @given(st.sets(words | st.text(max_size=3), max_size=40), words, st.integers(0, 3), st.booleans())
 @example({"ab", "abc", "abd", "b"}, "abx", 1, True)
 def test_near_terms_are_those_of_the_twin(terms: set[str], word: str, distance: int, prefix: bool) -> None:

@@ -169,7 +169,6 @@ collections = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(collections, st.randoms(use_true_random=False))
 def test_scores_of_given_documents_are_those_of_their_segments(data: Collection, random: Any) -> None:
     docs = np.array([random.randrange(data.n_docs) for _ in range(12)] if data.n_docs else [], U32)
@@ -196,7 +195,7 @@ def test_rows_of_any_length_and_queries_of_few_and_many_terms(length: int) -> No
         np.testing.assert_array_equal(pair_scores(docs, term_query(segments, wanted, query_weights)), expected)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     collections,
     st.sampled_from(("dense", "sparse", "tokens")),
@@ -267,7 +266,7 @@ def test_rounded_sums_lose_no_document(level: None, kind: str, n_terms: int) -> 
             np.testing.assert_array_equal(given.columns[""].scores, scores[given.doc_ords])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     collections,
     st.lists(st.sampled_from(("dense", "sparse", "tokens")), min_size=2, max_size=3, unique=True),
@@ -309,7 +308,7 @@ def columns_of(candidates: Candidates) -> list[list[tuple[float, float, int]]]:
     ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     collections,
     st.lists(st.sampled_from(("dense", "sparse", "tokens")), min_size=1, max_size=3, unique=True),
@@ -382,7 +381,7 @@ def test_a_whole_search_is_that_of_the_slow_twin(
     assert ids.texts(best.doc_ords) == [flat[doc].decode() for doc in best.doc_ords]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     collections,
     st.sampled_from((("dense", "tokens"), ("dense", "sparse", "tokens"), ("sparse", "tokens"))),
@@ -436,7 +435,7 @@ def test_pending_documents_keep_the_places_of_the_last_branch(
     np.testing.assert_equal(columns_of(best), expected[2])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     collections,
     st.lists(st.sampled_from(("dense", "sparse", "tokens")), min_size=1, max_size=3, unique=True),
@@ -483,7 +482,6 @@ def test_a_batch_ranks_each_query_as_if_it_were_alone_with_given_lists_too(
         assert columns_of(ranking) == columns_of(expected)
 
 
-@settings(deadline=None)
 @given(collections, st.sampled_from(SCALES), st.integers(0, 9), st.integers(0, 5), st.integers(0, 100))
 def test_documents_that_are_named_are_ranked_too(
     data: Collection, scale: Any, depth: int, n_named: int, seed: int
@@ -662,7 +660,6 @@ def test_a_row_outside_the_arrays_is_damage() -> None:
         pair_scores(u32(0, 1), term_query(broken, u32(3), f32(1)))
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.text(max_size=3), unique=True, max_size=6), min_size=1, max_size=4), st.randoms())
 def test_ties_stand_in_the_order_of_their_ids_wherever_they_are(segments: list[list[str]], random: Any) -> None:
     ids = [sorted(text.encode() for text in one) for one in segments]

@@ -87,7 +87,7 @@ def in_double(rows: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
 QUERIES = st.lists(st.lists(st.integers(0, N_TERMS - 1), max_size=40), max_size=5)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     queries=QUERIES,
     seed=st.integers(0, 99),
@@ -161,7 +161,7 @@ def test_large_batches_are_the_same_as_small_ones(level: str, threads: int) -> N
         np.testing.assert_array_equal(got[first : first + 500], encode(rows, few))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), n=st.sampled_from([0, 1, 2, 3, 1000]), far=st.booleans())
 def test_pairs_are_found_in_large_sets_of_any_terms(seed: int, n: int, far: bool) -> None:
     """Each row of a pair has one column of its own, so that a query's vector shows the pairs that were found."""

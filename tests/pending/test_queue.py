@@ -87,7 +87,7 @@ def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pending_index(tmp_path_factory.mktemp("demand") / "index", 10)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(additions=st.lists(st.dictionaries(st.integers(0, 9), st.integers(1, 5)), max_size=30))
 def test_the_order_of_demand_is_that_of_the_number_of_queries(
     additions: list[dict[int, int]], folder_of_all: Path

@@ -90,7 +90,7 @@ def check(encoder: CachedQueryEncoder, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [*NATIVE, "words"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     texts=st.lists(some_text, max_size=6),
     lower_case=st.booleans(),

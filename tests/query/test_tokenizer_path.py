@@ -76,7 +76,7 @@ def rows(tokenizer: TextTokenizer, policy: QueryPolicy, texts: Sequence[str], th
 
 
 @pytest.mark.parametrize("name", NATIVE)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts=st.lists(some_text, max_size=5), policy=policies)
 def test_ids_are_those_of_the_library(name: str, texts: list[str], policy: QueryPolicy) -> None:
     ours = tokenizer(name)
@@ -84,7 +84,7 @@ def test_ids_are_those_of_the_library(name: str, texts: list[str], policy: Query
 
 
 @pytest.mark.parametrize("name", NATIVE)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=some_text, max_tokens=st.sampled_from([None, 1, 7]))
 def test_a_document_is_neither_stripped_nor_lowered(name: str, text: str, max_tokens: int | None) -> None:
     ours = tokenizer(name)

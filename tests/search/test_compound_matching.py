@@ -130,7 +130,7 @@ def splits(word: str, known: set[str]) -> Iterator[tuple[tuple[str, ...], int, i
                     yield (*best[0], head), len(head), len(link)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sets(letters, max_size=12), st.lists(letters, min_size=1, max_size=4).map("".join))
 def test_the_best_split_is_that_of_all_splits(known: set[str], word: str) -> None:
     best = min(splits(word, known), key=lambda split: (len(split[0]), -split[1], split[2]), default=((), 0, 0))
@@ -141,7 +141,7 @@ vocabularies = st.lists(st.sampled_from(["bach", "dorf", "haus"]), min_size=1, m
 documents = st.lists(st.lists(vocabularies, max_size=5).map(" ".join), min_size=1, max_size=10)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(documents, st.lists(vocabularies, min_size=1, max_size=2, unique=True).map(" ".join), st.integers(1, 12))
 def test_scores_are_those_of_the_definition(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], query: str, segment: int

@@ -125,7 +125,7 @@ queries = st.sampled_from(["", " ", "ant", "bee cow", "yak", "ant yak"])
 groups = st.sampled_from([None, "brand", "day", "n"])
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(queries, filters, sorts, groups, st.integers(0, 12), st.integers(1, 12), st.integers(1, 3))
 def test_a_page_is_that_of_a_loop(
     shop: Shop, query: str, wanted: Any, sort: str | None, group: str | None, offset: int, limit: int, n: int

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
@@ -30,7 +30,6 @@ N_DOCS = 24
 QUERY = "the cat and the dog at the well"
 
 
-@settings(deadline=None)
 @given(st.permutations(range(9)), st.sets(st.integers(0, 8)), st.permutations(range(9)), st.integers(0, 9))
 def test_places_by_definition(by_tokens: list[int], pending: set[int], fused: list[int], n_listed: int) -> None:
     """A pending document has its lexical place, or a better one only where no fused document is left to fill it."""

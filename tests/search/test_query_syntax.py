@@ -201,7 +201,7 @@ PHRASE_TEXT = st.lists(st.sampled_from(WORDS_OF_PHRASES), max_size=8).map(" ".jo
 def test_phrases_by_definition(analyzer: str) -> None:
     own = Analyzer(analyzer)
 
-    @settings(deadline=None, max_examples=150)
+    @settings(max_examples=150)
     @given(st.lists(PHRASE_TEXT, max_size=5), st.lists(st.sampled_from(WORDS_OF_PHRASES), max_size=3).map(" ".join))
     def check(texts: list[str], phrase: str) -> None:
         occurs = Phrase(phrase, own).occurs_in(texts)

@@ -100,7 +100,7 @@ def searches(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
     return draw(st.sampled_from([1, 2, 5, 10, 1000])), options
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(searches(), st.data())
 def test_rankings_and_hits_are_those_of_one_index(both: Both, search: tuple[int, dict[str, Any]], data: Any) -> None:
     k, given_options = search
@@ -126,7 +126,7 @@ def test_rankings_and_hits_are_those_of_one_index(both: Both, search: tuple[int,
         )
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(searches(), st.data())
 def test_pages_are_those_of_one_index(both: Both, search: tuple[int, dict[str, Any]], data: Any) -> None:
     limit, given_options = search

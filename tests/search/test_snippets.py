@@ -172,7 +172,7 @@ pieces = st.one_of(
 written = st.lists(pieces, max_size=60).map("".join)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     written,
     written,
@@ -192,7 +192,7 @@ def test_the_kernel_finds_the_passage_of_the_readable_twin(text: str, query: str
         assert snippet(text, asked, analyzer, length=length) == expected
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(written, max_size=6), written)
 def test_texts_together_have_the_snippets_of_each_alone(texts: list[str], query: str) -> None:
     long = "cat filler dog " * 20_000  # together above the size that is searched without the GIL

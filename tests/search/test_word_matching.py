@@ -137,7 +137,7 @@ letters = st.text("abcde", min_size=1, max_size=9)
 documents = st.lists(st.lists(letters, max_size=8).map(" ".join), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(documents, st.lists(letters, max_size=4).map(" ".join), st.integers(1, 12), st.booleans())
 def test_scores_are_those_of_the_definition(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], query: str, segment: int, typing: bool

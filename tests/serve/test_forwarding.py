@@ -72,7 +72,7 @@ async def read_body(reader: asyncio.StreamReader) -> bytes:
     return body
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(parts=st.lists(st.binary(max_size=200), min_size=1, max_size=6))
 def test_the_request_arrives_as_it_was_sent(parts: list[bytes]) -> None:
     received: list[bytes] = []

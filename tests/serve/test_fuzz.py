@@ -41,7 +41,7 @@ PATHS = (
     ("POST", "/"),
 )
 EXAMPLES = 2000 if os.environ.get("LIGHTIR_LONG") else 150
-SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=EXAMPLES)
+SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=EXAMPLES)
 
 names = st.sampled_from(["page", "brand", "price", "on", "a.b", "none", "and", "or", "not", "gt", "in", "exists", ""])
 scalars = (

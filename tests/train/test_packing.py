@@ -22,7 +22,7 @@ def numbered(lengths: list[int]) -> list[list[int]]:
     return [list(range(int(a), int(b))) for a, b in itertools.pairwise(ends)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(2, 7), st.integers(0, 3))
 def test_an_epoch_holds_every_token_once_but_for_the_last_rows_rest(lengths: list[int], length: int, seed: int) -> None:
     if sum(lengths) < length:

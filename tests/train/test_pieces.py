@@ -108,7 +108,7 @@ def test_texts_that_share_rows_have_the_states_and_gradients_of_padded_ones(
         assert_same_gradients(gradients(backbone, packed), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=3), st.booleans())
 def test_lengths_are_those_of_the_runs_and_each_attends_itself_alone(rows: list[list[int]], causal: bool) -> None:
     width = max(map(sum, rows))

@@ -74,9 +74,10 @@ class JsonOverHttp:
             with self._opener.open(request, timeout=TIMEOUT_S) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return None
-            raise RequestRefused(f"{self.url} answered {error.code}: {_words(error)}", error.code) from None
+            with error:  # which holds the connection
+                if error.code == 404:
+                    return None
+                raise RequestRefused(f"{self.url} answered {error.code}: {_words(error)}", error.code) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", "") or error or type(error).__name__
             raise EngineFailed(f"{self.url} cannot be reached: {reason}") from None

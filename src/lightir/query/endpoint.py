@@ -146,7 +146,8 @@ class EmbeddingsEndpoint:
                 with self._opener.open(request, timeout=self.options.timeout_s) as answer:
                     return bytes(answer.read())
             except urllib.error.HTTPError as error:
-                problem = f"HTTP {error.code}: {_message(error)}"
+                with error:  # which holds the connection
+                    problem = f"HTTP {error.code}: {_message(error)}"
                 if error.code not in RETRIED:
                     raise EndpointFailed(f"{self.url} refused the request: {problem}{self._hint(error.code)}") from None
                 wait_s = _asked_wait(error) or wait_s
