@@ -186,6 +186,7 @@ def test_the_demo_encodes_once(model, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert "absolute value" in shown.out
     assert f"lightir search {tmp_path}" in shown.out
+    assert shown.out.splitlines()[-1].strip().startswith(f"lightir serve {tmp_path}")
     assert "reusing" in shown.err
 
 
