@@ -328,7 +328,7 @@ def build(work: Path, limit: int, seed: int) -> Iterator[dict[str, str]]:
     )
     texts_by_source += [
         ("descriptions", DESCRIPTIONS_SHARE, descriptions()),
-        ("docstrings", DOCSTRINGS_SHARE, (p for path in modules for p in docstrings(path))),
+        ("docstrings", DOCSTRINGS_SHARE, modules),
     ]
     for name, share, texts in texts_by_source:
         rng = random.Random(f"{seed} {name}")

@@ -110,11 +110,11 @@ def test_a_pool_is_reproducible_and_distinct(
         scope, "PACKAGES", tuple(source(name, script["paragraphs"], "*.txt") for name in ("one", "two"))
     )
     monkeypatch.setitem(scope, "descriptions", lambda: iter([("title", "a description of a package")]))
-    monkeypatch.setitem(scope, "docstrings", lambda path: iter(()))
+    monkeypatch.setitem(scope, "docstrings", lambda path: iter([("text", "what a function of a module does")]))
     pools = [list(script["build"](tmp_path, 0, seed)) for seed in (0, 0, 1)]
     assert pools[0] == pools[1] != pools[2]
     texts = [line["text"].casefold() for line in pools[0]]
     assert len(set(texts)) == len(texts) > 10
     assert [line["_id"] for line in pools[0]] == [str(i) for i in range(len(texts))]
-    assert {line["source"] for line in pools[0]} == {"one", "two", "descriptions"}
+    assert {line["source"] for line in pools[0]} == {"one", "two", "descriptions", "docstrings"}
     assert len(list(itertools.islice(script["build"](tmp_path, 3, 0), 9))) == 3

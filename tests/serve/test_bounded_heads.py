@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from lightir.serve.bounded_heads import MAX_HEAD_BYTES
+from lightir.serve.bounded_heads import MAX_HEAD_BYTES, MAX_URL_BYTES
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -38,6 +39,14 @@ def rest(opened: socket.socket) -> bytes:
         while part := opened.recv(4096):
             received += part
     return received
+
+
+def problem(received: bytes) -> Any:
+    """Return the problem details of a response."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"\r\ncontent-type: application/problem+json\r\n" in head
+    assert b"\r\ncontent-length: %d" % len(body) in head
+    return json.loads(body)
 
 
 def test_a_head_in_parts_is_answered(endpoint: tuple[str, int]) -> None:
@@ -75,7 +84,23 @@ def test_a_head_that_is_too_long_gets_431(endpoint: tuple[str, int]) -> None:
     with connection(endpoint) as opened:
         opened.sendall(HEAD)
         opened.sendall(b"x: " + b"y" * MAX_HEAD_BYTES)
-        assert rest(opened).startswith(b"HTTP/1.1 431 ")
+        assert problem(rest(opened))["status"] == 431
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"GET /health?" + b"x" * MAX_URL_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET / of no version\r\n\r\n",
+        b"\x16\x03\x01 a client that expects TLS\r\n\r\n",
+    ],
+)
+def test_what_cannot_be_parsed_gets_400(endpoint: tuple[str, int], request_line: bytes) -> None:
+    with connection(endpoint) as opened:
+        opened.sendall(request_line)
+        refused = problem(rest(opened))
+    assert refused["status"] == 400
+    assert f"{MAX_URL_BYTES:,} bytes" in refused["detail"]
 
 
 @pytest.mark.parametrize(
@@ -87,4 +112,6 @@ def test_a_head_that_does_not_arrive_is_refused(endpoint: tuple[str, int], sent:
         opened.sendall(sent)
         received = rest(opened)  # returns, since the connection is closed
     assert received.startswith(answer)
+    if answer.startswith(b"HTTP/1.1 408"):
+        assert problem(received)["detail"] == "the head did not arrive in 3 seconds"
     assert received.count(b" 408 ") == (1 if sent else 0)

@@ -1,4 +1,7 @@
-"""Limits on the head of a request, its line and headers, which uvicorn with httptools does not have."""
+"""Limits on the head of a request, its line and headers, which uvicorn with httptools does not have.
+
+Also what uvicorn itself refuses gets problem details, like every other error.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,18 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from lightir.serve.problems import Problem
+
 MAX_HEAD_BYTES = 1 << 16
 """Maximum number of bytes of a request's line and headers, as they arrive in parts."""
+
+MAX_URL_BYTES = 65_535
+"""Maximum number of bytes of a URL that httptools parses."""
+
+_TOO_LONG = Problem(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"the request's line and headers have more than {MAX_HEAD_BYTES:,} bytes; send long queries in a POST body",
+)
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -55,25 +68,39 @@ class BoundedHeads(HttpToolsProtocol):
         if self._in_head and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+                self._refuse(_TOO_LONG)
             else:
                 self._start_timer()
 
     def _start_timer(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_s, self._refuse, HTTPStatus.REQUEST_TIMEOUT)
+            self._head_timer = self.loop.call_later(self.head_s, self._refuse_late_head)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, status: HTTPStatus) -> None:
+    def send_400_response(self, msg: str) -> None:
+        """Close a connection whose data cannot be parsed, such as a URL of more than 65,535 bytes."""
+        problem = Problem(HTTPStatus.BAD_REQUEST, f"{msg} Send HTTP/1.1 with a URL of at most {MAX_URL_BYTES:,} bytes.")
+        self._send_problem(problem)
+        self.transport.close()
+
+    def _refuse(self, problem: Problem) -> None:
         """Close the connection; say why, unless the answer to an earlier request is being sent."""
         if self._head_bytes and (self.cycle is None or self.cycle.response_complete):
-            head = f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-            self.transport.write(head.encode())
+            self._send_problem(problem)
         self.transport.close()
+
+    def _refuse_late_head(self) -> None:
+        self._refuse(Problem(HTTPStatus.REQUEST_TIMEOUT, f"the head did not arrive in {self.head_s:g} seconds"))
+
+    def _send_problem(self, problem: Problem) -> None:
+        body, status = problem.body(""), HTTPStatus(problem.status)
+        headers = {**problem.headers(), "connection": "close", "content-length": str(len(body))}
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
 
 
 def bounded_heads(seconds: float) -> type[BoundedHeads]:

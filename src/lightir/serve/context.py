@@ -39,6 +39,6 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the description of error responses for the OpenAPI document: those of every route, and some more."""
-    every = (400, 401, 403, 408, 413, 421, 422, 503, *statuses)
+    every = (400, 401, 403, 408, 413, 421, 422, 431, 503, *statuses)
     content = {PROBLEM_TYPE: {"schema": ProblemBody.model_json_schema()}}
     return {status: {"description": "Problem", "content": content} for status in sorted(every)}
