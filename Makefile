@@ -166,7 +166,7 @@ wheel: $(UV)
 	$(call build_wheel,build/wheels)
 
 # The wheels of a release in dist: Linux on x86-64 and aarch64, for Python 3.11 and, with one file, for 3.12 and all later
-# versions. PYTHON311 and PYTHON312 are where these are.
+# versions; macOS on x86-64 and arm64 for 3.12 and all later ones. PYTHON311 and PYTHON312 are where these are.
 PYTHON311 ?= python3.11
 PYTHON312 ?= python3.12
 ZIG := build/zig/bin
