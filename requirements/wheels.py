@@ -33,7 +33,7 @@ class Platform:
     Attributes:
         processor: name of the processor in the wheel's name.
         target: the system's name for zig.
-        host: name of the platform for scikit-build-core; uv's name of it is `uv`.
+        host: name of the platform for scikit-build-core.
         uv: name of the platform for uv.
     """
 

@@ -42,11 +42,13 @@ def rest(opened: socket.socket) -> bytes:
 
 
 def problem(received: bytes) -> Any:
-    """Return the problem details of a response."""
+    """Return the problem details of a response, whose status is that of its first line."""
     head, _, body = received.partition(b"\r\n\r\n")
+    details = json.loads(body)
+    assert head.startswith(b"HTTP/1.1 %d " % details["status"])
     assert b"\r\ncontent-type: application/problem+json\r\n" in head
     assert b"\r\ncontent-length: %d" % len(body) in head
-    return json.loads(body)
+    return details
 
 
 def test_a_head_in_parts_is_answered(endpoint: tuple[str, int]) -> None:
