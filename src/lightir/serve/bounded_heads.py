@@ -9,6 +9,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Any
 
+from httptools import HttpParserInvalidURLError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lightir.serve.problems import Problem
@@ -17,7 +18,7 @@ MAX_HEAD_BYTES = 1 << 16
 """Maximum number of bytes of a request's line and headers, as they arrive in parts."""
 
 MAX_URL_BYTES = 65_535
-"""Maximum number of bytes of a URL that httptools parses."""
+"""Maximum number of bytes of a URL: newer versions of httptools parse no more, older ones a wrong part of more."""
 
 _TOO_LONG = Problem(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -57,9 +58,11 @@ class BoundedHeads(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
-        """Note that a head has ended."""
+        """Note that a head has ended, and refuse a URL that is too long with whichever version of httptools."""
         self._in_head = False
         self._stop_timer()
+        if len(self.url) > MAX_URL_BYTES:
+            raise HttpParserInvalidURLError
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
