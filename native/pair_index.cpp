@@ -25,6 +25,7 @@ PairIndex::PairIndex(Span<uint32_t> pairs) : pairs_(pairs) {
         while (slots_[at] != no_row) at = (at + 1) & (n_slots - 1);
         slots_[at] = row;
     }
+    has_longer_ = size() > 0 && pairs_[2 * (size() - 1)] >= longer_run;  // pairs ascend
 }
 
 // A multiplicative hash (Knuth, volume 3, section 6.4) of both terms: its upper bits.
@@ -56,8 +57,20 @@ void PairIndex::find(Span<uint32_t> terms, std::vector<uint32_t>& rows) const {
         }
         for (size_t i = 0; i < n; ++i) {
             const uint32_t row = row_at(slots[i], terms[begin + i], terms[begin + i + 1]);
-            if (row != no_row) rows.push_back(row);
+            if (row == no_row) continue;
+            rows.push_back(row);
+            if (has_longer_) add_longer(row, terms.data + begin + i + 2, terms.data + terms.size, rows);
         }
+    }
+}
+
+// Appends the rows of the runs that continue a pair by the terms that follow it.
+void PairIndex::add_longer(uint32_t row, const uint32_t* next, const uint32_t* end, std::vector<uint32_t>& rows) const {
+    for (; next != end; ++next) {
+        const uint32_t first = longer_run + row;
+        row = row_at(slot(first, *next), first, *next);
+        if (row == no_row) return;
+        rows.push_back(row);
     }
 }
 

@@ -19,7 +19,7 @@ from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy
 from lightir.files import write_json
 from lightir.index import IndexOptions, build_index
 from lightir.query import CachedGate
-from lightir.query.bigrams import Bigrams
+from lightir.query.bigrams import LONGER, Bigrams
 from lightir.shards import Shard
 from lightir.text import QueryPolicy, TextTokenizer
 from lightir.types import Document
@@ -55,13 +55,16 @@ def write_encoder(
     folder: Path, *, dim: int, dtype: str = "int8", pairs: bool = True, fusion: Fusion | None = None
 ) -> Contract:
     """Write a query encoder with random rows; `pairs` gives it rows of pairs, and a gate."""
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(11)
     tokenizer, n = wordpiece(), len(PIECES)
     policy = QueryPolicy("", leading_blank=False, drop=(), max_tokens=12)
     folder.mkdir(parents=True)
     save_file(rows_of(rng, n, dim, dtype), folder / "model.safetensors")
     if pairs:
         known = sorted({(int(a), int(b)) for a, b in rng.integers(0, n, (600, 2))})
+        for _ in range(2):  # runs of three terms, then of four
+            longer = {(LONGER + int(a) % len(known), int(b)) for a, b in rng.integers(0, 10**6, (900, 2)) % [10**6, n]}
+            known += sorted(pair for pair in longer if pair > known[-1])
         bigrams = Bigrams(np.array(known, dtype=np.uint32))
         save_file({"pairs": bigrams.pairs, **rows_of(rng, len(known), dim, dtype)}, folder / "bigrams.safetensors")
         keys, values = rng.standard_normal((2, n + len(known), 4)).astype(np.float16)

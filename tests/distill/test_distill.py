@@ -231,6 +231,36 @@ def test_bigrams_bring_the_table_nearer_to_the_teacher(teacher: Path, collection
         LightRetriever.load(tmp_path / "500").light_queries(Ragged.from_lists([[5]]))
 
 
+def test_phrases_get_the_teachers_vectors(teacher: Path, collection: Path, tmp_path: Path) -> None:
+    phrases = ["Copper", "river stone", "copper", "cloud"]
+    (tmp_path / "phrases.txt").write_text("\n  ".join(["", *phrases, phrases[0], ""]))
+    full = full_queries(load_teacher(teacher), phrases).detach().numpy()
+    full /= np.linalg.norm(full, axis=1, keepdims=True)
+    corpus, fit = ["--corpus", str(collection)], ["--set", "ridge_iterations=0", "--set", "steps=0", "--dtype", "fp16"]
+    assert main(["distill", str(teacher), *corpus, *fit, "--bigrams", "20", "-o", str(tmp_path / "first")]) == 0
+    own = ["--phrases", str(tmp_path / "phrases.txt")]
+    assert main(["distill", str(tmp_path / "first"), *corpus, *fit, *own, "-o", str(tmp_path / "m")]) == 0
+    encoder = CachedQueryEncoder.load(tmp_path / "m" / "query-encoder")
+    assert encoder.bigrams is not None
+    assert len(encoder.bigrams.bigrams) > encoder.bigrams.bigrams.n_pairs
+    cosines = (encoder.encode(phrases).dense * full).sum(1)
+    assert cosines.min() > 0.999
+
+
+@pytest.mark.parametrize(
+    ("content", "error"), [(b"\n \n", "holds no phrase"), (b"caf\xe9", "not UTF-8"), (None, "not exist")]
+)
+def test_files_without_phrases_are_refused_before_the_fit(
+    content: bytes | None, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "p.txt").write_bytes(content)
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "1", "text": "river"}')
+    asked = ["distill", "minilm", "--corpus", str(tmp_path / "corpus.jsonl"), "--phrases", str(tmp_path / "p.txt")]
+    assert main([*asked, "-o", str(tmp_path / "m")]) == 1
+    assert error in capsys.readouterr().err
+
+
 def test_the_same_command_gives_the_same_bytes_with_and_without_kept_vectors(
     teacher: Path, collection: Path, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import HeadArrays, backbone_record, with_array_hashes
 from lightir.query import CachedGate, CachedQueryEncoder
-from lightir.query.bigrams import Bigrams
+from lightir.query.bigrams import LONGER, Bigrams
 from lightir.text import QueryPolicy
 from lightir.vectors import SparseVectors
 from tiny_models import CAUSAL, ENCODERS, save_tiny
@@ -139,6 +139,8 @@ def test_pairs_and_gate(gated: bool, dtype: Any, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     ids = CachedQueryEncoder.load(model).tokenizer.term_ids([" the cat the cat"]).row(0).astype(np.uint32)
     pairs = np.unique(np.stack([ids[:-1], ids[1:]], axis=1), axis=0)[::2]
+    longer = [[LONGER + row, last] for row in range(len(pairs)) for last in np.unique(ids)]
+    pairs = np.concatenate([pairs, np.array(longer, dtype=np.uint32)])
     n_terms, width = retriever.backbone.tokenizer.vocab_size, retriever.backbone.hidden_size
     rows = [generator.normal(size=(n, width)).astype(np.float32) for n in (n_terms, len(pairs))]
     keys, values = generator.normal(size=(2, n_terms + len(pairs), 3)).astype(np.float16)

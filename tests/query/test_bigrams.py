@@ -17,11 +17,11 @@ from safetensors.numpy import save_file
 from lightir.contract import Contract
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.query import CachedQueryEncoder, CachedTable
-from lightir.query.bigrams import Bigrams
+from lightir.query.bigrams import LONGER, Bigrams
 from lightir.query.tables import CachedBigrams
 from lightir.search.explain import term_vectors
 from lightir.vectors import Ragged
-from small_collections import DIM, VOCAB_SIZE, word_contract, word_table, word_tokenizer, write_folder
+from small_collections import DIM, VOCAB_SIZE, WORDS, word_contract, word_table, word_tokenizer, write_folder
 
 PAIRS = [[1, 4], [1, 6], [6, 1], [6, 6]]
 QUERIES = ["the cat the cat", "cat runs", "", "dog", "the the the", "the zebra cat"]
@@ -61,24 +61,60 @@ def expected(dim: int = DIM) -> np.ndarray:
     return expected
 
 
-TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=6)
+TEXTS = st.lists(st.lists(st.integers(1, 4), max_size=7), max_size=6)
 
 
-@given(TEXTS, st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=9))
-def test_pairs_are_found_as_by_a_loop(texts: list[list[int]], pairs: set[tuple[int, int]]) -> None:
-    ordered = sorted(pairs)
-    rows, starts = known([list(pair) for pair in ordered]).find(Ragged.from_lists(texts))
-    wanted = [[ordered.index(p) for p in itertools.pairwise(text) if p in pairs] for text in texts]
-    assert [rows.row(i).tolist() for i in range(len(texts))] == wanted
+RUNS = st.sets(st.lists(st.integers(1, 4), min_size=2, max_size=5).map(tuple), max_size=9)
+
+
+def numbered(runs: set[tuple[int, ...]]) -> tuple[Bigrams, list[tuple[int, ...]]]:
+    """Return bigrams of runs and of their beginnings, and the run of each row."""
+    every = {run[:n] for run in runs for n in range(2, len(run) + 1)}
+    rows: list[tuple[int, ...]] = []
+    for length in range(2, 6):
+        level = [run for run in every if len(run) == length]
+        rows += sorted(level, key=lambda run: (rows.index(run[:-1]) if len(run) > 2 else run[0], run[-1]))
+    pairs = [[LONGER + rows.index(run[:-1]) if len(run) > 2 else run[0], run[-1]] for run in rows]
+    return known(pairs), rows
+
+
+@given(TEXTS, RUNS)
+def test_pairs_and_longer_runs_are_found_as_by_a_loop(texts: list[list[int]], runs: set[tuple[int, ...]]) -> None:
+    bigrams, rows = numbered(runs)
+    found = bigrams.find(Ragged.from_lists(texts))
+    wanted = [
+        [(start, n) for start in range(len(text)) for n in range(2, 6) if tuple(text[start : start + n]) in rows]
+        for text in texts
+    ]
+    wanted = [[place for place in row if sum(place) <= len(text)] for row, text in zip(wanted, texts, strict=True)]
     flat = [term for text in texts for term in text]
-    assert [(flat[start], flat[start + 1]) for start in starts] == [ordered[row] for row in rows.term_ids]
+    places = list(zip(found.starts.tolist(), found.lengths.tolist(), strict=True))
+    assert [len(found.rows.row(i)) for i in range(len(texts))] == [len(row) for row in wanted]
+    offsets = np.cumsum([0, *(len(text) for text in texts)])
+    assert places == [(int(offsets[i]) + start, n) for i, row in enumerate(wanted) for start, n in row]
+    assert [tuple(flat[start : start + n]) for start, n in places] == [rows[row] for row in found.rows.term_ids]
 
 
-def test_pairs_of_the_widest_term_ids_are_distinct() -> None:
-    last = 2**32 - 1
-    bigrams = known([[0, last], [last, 0], [last, last]])
-    rows, _ = bigrams.find(Ragged.from_lists([[last, 0, last, last]]))
-    assert rows.term_ids.tolist() == [1, 0, 2]
+@given(TEXTS, RUNS)
+def test_the_kernel_finds_the_same_runs(texts: list[list[int]], runs: set[tuple[int, ...]]) -> None:
+    bigrams, _ = numbered(runs)
+    stored = np.random.default_rng(2).standard_normal((len(bigrams), DIM)).astype(np.float32)
+    encoded = encoder_of(bigrams, stored).encode([" ".join(WORDS[term] for term in text) for text in texts])
+    found, terms = bigrams.find(Ragged.from_lists(texts)).rows, word_table(dtype=np.float32)
+    for i, text in enumerate(texts):
+        total = terms[text].sum(axis=0, dtype=np.float64) + stored[found.row(i)].sum(axis=0, dtype=np.float64)
+        length = float(np.linalg.norm(total))
+        np.testing.assert_allclose(encoded.dense[i], total / (length or 1.0), atol=1e-5)
+
+
+def test_runs_of_the_widest_term_ids_are_distinct() -> None:
+    last = LONGER - 1
+    bigrams = known([[0, last], [last, 0], [last, last], [LONGER + 1, last]])
+    found = bigrams.find(Ragged.from_lists([[last, 0, last, last]]))
+    assert found.rows.term_ids.tolist() == [1, 3, 0, 2]
+    for pairs in ([[0, 1], [LONGER + 1, 1]], [[0, 1], [LONGER + 7, 1]]):
+        with pytest.raises(InvalidInput, match="does not come before it"):
+            known(pairs)
 
 
 def test_dense_is_the_mean_of_terms_and_pairs_and_sparse_is_as_without() -> None:
@@ -172,11 +208,13 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     assert len(encoder_of(known([])).encode(["cat"])) == 1
 
 
-def encoder_of(bigrams: Bigrams) -> CachedQueryEncoder:
-    """Return a query encoder with zero rows for the pairs."""
+def encoder_of(bigrams: Bigrams, rows: np.ndarray | None = None) -> CachedQueryEncoder:
+    """Return a query encoder with rows for the pairs, or zeros."""
     return CachedQueryEncoder(
         contract_with(bigrams),
         word_tokenizer(),
-        tables={"": CachedTable(word_table())},
-        bigrams=CachedBigrams(bigrams, CachedTable(np.zeros((len(bigrams), DIM), dtype=np.float16))),
+        tables={"": CachedTable(word_table(dtype=np.float32))},
+        bigrams=CachedBigrams(
+            bigrams, CachedTable(np.zeros((len(bigrams), DIM), dtype=np.float32) if rows is None else rows)
+        ),
     )

@@ -36,6 +36,7 @@ EXAMPLES = """
   lightir distill sentence-transformers-folder/ --corpus scifact/ --queries scifact/ --test scifact/ --out model
   lightir distill --teacher-url http://127.0.0.1:8000/v1 --teacher-model bge-m3 --corpus corpus.jsonl --out model
   lightir distill --vectors corpus.npy --teacher-model text-embedding-3-small --corpus corpus.jsonl --out model
+  lightir distill minilm --corpus corpus.jsonl --phrases product-names.txt --out model
   lightir distill MODEL --corpus vectors/ --queries medquad/ --set temperature=0.03 --set steps=600 --out fitted
 """
 SET_HELP = (
@@ -83,6 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of token pairs that get vectors of their own: those where single tokens err most (default "
         "%(default)s)",
+    )
+    parser.add_argument(
+        "--phrases",
+        metavar="FILE",
+        help="text file with a word or phrase on each line, such as names of products: each gets a vector of its own, "
+        "that of TEACHER (default: none)",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
     parser.add_argument(
@@ -213,6 +220,7 @@ def run(args: argparse.Namespace) -> None:
         table_dtype=args.dtype,
         tokenizer=args.tokenizer,
         start=args.start,
+        phrases=args.phrases,
         work=args.work,
         device=args.device,
     )
@@ -249,6 +257,8 @@ def check_teacher(args: argparse.Namespace) -> None:
         raise Misuse(f"TEACHER and --{EXTERNAL_OPTIONS[external[0]]} exclude each other")
     if args.teacher is not None:
         return
+    if args.phrases:
+        raise Misuse("--phrases requires TEACHER, which encodes the phrases")
     if not (args.teacher_url or args.vector_file):
         raise Misuse("the teacher is missing: name a model, or give --teacher-url or --vectors")
     if not args.teacher_model:
@@ -330,12 +340,15 @@ def check_paths(args: argparse.Namespace) -> None:
     from lightir.cli.early_checks import require_sources
     from lightir.data import Dataset, read_queries
     from lightir.files import check_new_folder
+    from lightir.train.distill.fit_queries import read_phrases
 
     if args.teacher is not None:
         resolve_local(args.teacher)
     require_sources(args.corpus, args.fields)
     for path in args.queries:
         read_queries(path)
+    if args.phrases:
+        read_phrases(args.phrases)
     for folder in args.test:
         Dataset.open(folder)
     check_new_folder(args.out)

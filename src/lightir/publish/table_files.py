@@ -1,4 +1,4 @@
-"""The files of the query table: one record per term and per pair of terms, and the vocabulary."""
+"""The files of the query table: one record per term and per pair or longer run of terms, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lightir.errors import InvalidInput
 from lightir.index.exchange.varints import encode_numbers
 from lightir.publish.parts import PartWriter
 from lightir.query import CachedQueryEncoder
+from lightir.query.bigrams import LONGER, Bigrams
 from lightir.query.tables import CachedTable
 
 _NAMES = {"int8": "int8", "float16": "float16", "float32": "float32", "uint16": "bfloat16"}
@@ -46,10 +47,11 @@ def write_table(writer: PartWriter, encoder: CachedQueryEncoder, dim: int, task:
     records = _records(table, dim, None if gate is None else (gate.keys[:n_terms], gate.values[:n_terms]))
     if pairs is not None:
         own = None if gate is None else (gate.keys[n_terms:], gate.values[n_terms:])
-        writer.write("pairs", _records(pairs.table, dim, own).data)
-        seconds, pointers = _pair_pointers(pairs.bigrams.pairs, n_terms)
+        seconds, pointers = _pair_pointers(pairs.bigrams, n_terms)
         writer.write("seconds", seconds)
-        records = np.concatenate([records, pointers.astype("<u4").view(np.uint8)], axis=1)
+        records = np.concatenate([records, pointers[:n_terms]], axis=1)
+        runs = np.concatenate([_records(pairs.table, dim, own), pointers[n_terms:]], axis=1)
+        writer.write("pairs", np.ascontiguousarray(runs).data)
     writer.write("table", np.ascontiguousarray(records).data)
     policy = encoder.contract.query
     return {
@@ -107,16 +109,18 @@ def _bytes(rows: npt.NDArray[Any]) -> Bytes:
     return little.view(np.uint8).reshape(len(rows), -1)
 
 
-def _pair_pointers(pairs: npt.NDArray[np.uint32], n_terms: int) -> tuple[bytes, npt.NDArray[np.uint32]]:
-    """Return the second terms of all pairs, as distances, and where those of each first term are.
+def _pair_pointers(bigrams: Bigrams, n_terms: int) -> tuple[bytes, Bytes]:
+    """Return the last terms of all pairs and longer runs, as distances, and where those of each first item are.
 
     Returns:
-        The bytes, and (n_terms, 3): number of the first pair, first byte, number of bytes.
+        The bytes, and for each term, then for each pair or run, 12 bytes: number of the first one that begins with it,
+        first byte, number of bytes; each of 4 bytes, little-endian.
     """
-    firsts, seconds = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
+    firsts, seconds = bigrams.pairs[:, 0].astype(np.int64), bigrams.pairs[:, 1].astype(np.int64)
     begins = np.append(True, firsts[1:] != firsts[:-1])[: len(firsts)]
     before = np.append(-1, seconds[:-1])[: len(seconds)]
     content, lengths = encode_numbers(seconds - np.where(begins, -1, before) - 1)
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    numbers = np.searchsorted(firsts, np.arange(n_terms + 1))
-    return content, np.stack([numbers[:-1], ends[numbers[:-1]], np.diff(ends[numbers])], axis=1).astype(np.uint32)
+    items = np.concatenate([np.arange(n_terms), LONGER + np.arange(len(firsts))])
+    low, high = np.searchsorted(firsts, items), np.searchsorted(firsts, items, side="right")
+    return content, _bytes(np.stack([low, ends[low], ends[high] - ends[low]], axis=1).astype(np.uint32))

@@ -105,7 +105,9 @@ def check_bigrams(
     (table,) = tables.values()
     if bigrams.table.dim != table.dim:
         raise InvalidInput(f"the bigrams' rows are {bigrams.table.dim} wide, the terms' {table.dim}")
-    if (largest := int(bigrams.bigrams.pairs.max(initial=0))) >= tokenizer.vocab_size:
+    pairs = bigrams.bigrams.pairs
+    terms = np.concatenate([pairs[: bigrams.bigrams.n_pairs, 0], pairs[:, 1]])
+    if (largest := int(terms.max(initial=0))) >= tokenizer.vocab_size:
         raise ContractMismatch(
             f"a bigram contains term id {largest}, but the tokenizer has {tokenizer.vocab_size} terms"
         )

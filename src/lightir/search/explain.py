@@ -18,6 +18,7 @@ from lightir.index.passages.naming import passage_of, without_place
 from lightir.kernel import Weights
 from lightir.kernel.candidates import Candidates
 from lightir.query import CachedQueryEncoder, CachedTable
+from lightir.query.bigrams import Bigrams, FoundRuns
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.search_options import fusion_text
 from lightir.search.snippets import Snippet
@@ -197,12 +198,14 @@ def term_vectors(
 
     Returns:
         Term ids (n,) uint32 ascending, counts (n,) int64, and parts (n, dim) float32 whose sum has length 1. Rows are
-        multiplied by their weights of the gate. Half of a bigram's row belongs to either of its terms.
+        multiplied by their weights of the gate. A bigram's row, or that of a longer
+        run of terms, belongs to its terms in equal parts.
     """
     table = encoder.tables[next(iter(encoder.tables)) if task is None else task]
     token_ids = query_term_ids(encoder.tokenizer, encoder.contract.query, [query]).term_ids
     term_ids, counts = np.unique(token_ids, return_counts=True)
-    pairs, positions = _pairs(encoder, token_ids)
+    runs = _runs(encoder, token_ids)
+    pairs = runs.rows.term_ids.astype(np.int64)
     weights = np.ones(len(token_ids) + len(pairs))
     if encoder.gate is not None:
         weights = encoder.gate.weights(np.concatenate([token_ids.astype(np.int64), len(table.embeddings) + pairs]))
@@ -211,8 +214,9 @@ def term_vectors(
     np.add.at(parts, places, weights[: len(token_ids), None] * _table_rows(table, token_ids, parts.shape[1]))
     if encoder.bigrams is not None:
         rows = weights[len(token_ids) :, None] * _table_rows(encoder.bigrams.table, pairs, parts.shape[1])
-        for ends in (positions, positions + 1):
-            np.add.at(parts, places[ends], rows / 2)
+        owners = np.repeat(np.arange(len(pairs)), runs.lengths)
+        steps = np.arange(len(owners)) - np.repeat(np.cumsum(runs.lengths) - runs.lengths, runs.lengths)
+        np.add.at(parts, places[runs.starts[owners] + steps], (rows / runs.lengths[:, None])[owners])
     length = float(np.linalg.norm(parts.sum(axis=0)))
     return term_ids, counts.astype(np.int64), (parts / (length or 1.0)).astype(np.float32)
 
@@ -232,12 +236,10 @@ def dense_terms(
     return sorted(terms, key=lambda term: -term.score)
 
 
-def _pairs(encoder: CachedQueryEncoder, token_ids: TermIds) -> tuple[IntArray, IntArray]:
-    """Return the rows of a text's bigrams and the positions of their first terms, in text order."""
-    if encoder.bigrams is None:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    rows, positions = encoder.bigrams.bigrams.find(Ragged(token_ids, np.array([0, len(token_ids)], dtype=np.int64)))
-    return rows.term_ids.astype(np.int64), positions
+def _runs(encoder: CachedQueryEncoder, token_ids: TermIds) -> FoundRuns:
+    """Return a text's pairs and longer runs of terms that have rows."""
+    bigrams = Bigrams(np.zeros((0, 2), dtype=np.uint32)) if encoder.bigrams is None else encoder.bigrams.bigrams
+    return bigrams.find(Ragged(token_ids, np.array([0, len(token_ids)], dtype=np.int64)))
 
 
 def _table_rows(table: CachedTable, rows: IntArray | TermIds, dim: int) -> Floats:

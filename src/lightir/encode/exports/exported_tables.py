@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from lightir.files import write_json
 from lightir.query import CachedQueryEncoder
+from lightir.query.bigrams import LONGER, TermPairs
 
 STATIC_EMBEDDING = "sentence_transformers.models.StaticEmbedding"
 QUERY_TABLE = "lightir_modules.TermTable"
@@ -45,7 +47,7 @@ def write_dense_query(folder: Path, queries: CachedQueryEncoder, task: str | Non
     dtype = np.float16 if dtypes == {np.dtype(np.float16)} else np.float32
     arrays = {
         "embeddings": np.concatenate(stored).astype(dtype),
-        "pairs": np.zeros(0, dtype=np.int64) if pairs is None else _pair_keys(pairs.bigrams.pairs),
+        "pairs": np.zeros(0, dtype=np.int64) if pairs is None else _pair_keys(pairs.bigrams.pairs, len(rows)),
         "keys": empty if gate is None else np.array(gate.keys),
         "values": empty if gate is None else np.array(gate.values),
     }
@@ -64,5 +66,8 @@ def write_sparse_query(folder: Path, queries: CachedQueryEncoder, tokenizer: Tok
     write_json(folder / "config.json", config)
 
 
-def _pair_keys(pairs: np.ndarray) -> np.ndarray:
-    return (pairs[:, 0].astype(np.int64) << 32) | pairs[:, 1].astype(np.int64)
+def _pair_keys(pairs: TermPairs, n_terms: int) -> npt.NDArray[np.int64]:
+    """Return for each pair: row of its first item, a term or a shorter run, * 2^32 + its last term."""
+    firsts = pairs[:, 0].astype(np.int64)
+    rows = np.where(firsts >= LONGER, firsts - LONGER + n_terms, firsts)
+    return (rows << 32) | pairs[:, 1].astype(np.int64)

@@ -80,21 +80,16 @@ class _Terms(InputModule):
 
 
 class TermTable(_Terms):
-    """Dense queries: the weighted sum of the rows of a query's terms and of its known pairs of adjacent terms.
+    """Dense queries: the weighted sum of the rows of a query's terms, known pairs of adjacent terms and longer runs.
 
-    Arrays: `embeddings`, the rows of terms and then of pairs; `pairs`, first term * 2^32 + second term, ascending;
-    `keys` and `values` of the gate, or empty ones. A Normalize module follows.
+    Arrays: `embeddings`, the rows of terms and then of pairs and runs; `pairs`, ascending, row of a term or of the run
+    that one more term continues, * 2^32 + that term; `keys` and `values` of the gate, or empty ones. A Normalize module
+    follows.
     """
 
     def forward(self, features: dict[str, Tensor], **kwargs: Any) -> dict[str, Tensor]:
         """Set `sentence_embedding`, (texts, dim); 0 for a text without terms."""
-        rows, owners = features["input_ids"], features["owners"]
-        if len(self.pairs) and len(rows) > 1:
-            wanted = (rows[:-1] << 32) | rows[1:]
-            places = torch.searchsorted(self.pairs, wanted).clamp(max=len(self.pairs) - 1)
-            known = (owners[:-1] == owners[1:]) & (self.pairs[places] == wanted)
-            n_terms = len(self.embeddings) - len(self.pairs)
-            rows, owners = torch.cat([rows, places[known] + n_terms]), torch.cat([owners, owners[:-1][known]])
+        rows, owners = self._with_runs(features["input_ids"], features["owners"])
         vectors = self.embeddings[rows].float()
         n_texts = len(features["empty"])
         if len(self.keys):
@@ -102,6 +97,22 @@ class TermTable(_Terms):
         total = torch.zeros(n_texts, vectors.shape[1], device=vectors.device)
         features["sentence_embedding"] = total.index_add_(0, owners, vectors)
         return features
+
+    def _with_runs(self, terms: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of terms, then of pairs, of runs of three terms and so on; and the text of each."""
+        n_terms = len(self.embeddings) - len(self.pairs)
+        rows, places = [terms], torch.arange(len(terms), device=terms.device)  # of each run's last term
+        texts = [owners]
+        while len(self.pairs) and len(places):
+            inside = places + 1 < len(terms)
+            places, shorter = places[inside], rows[-1][inside]
+            wanted = (shorter << 32) | terms[places + 1]
+            numbers = torch.searchsorted(self.pairs, wanted).clamp(max=len(self.pairs) - 1)
+            known = (owners[places] == owners[places + 1]) & (self.pairs[numbers] == wanted)
+            places = places[known] + 1
+            rows.append(numbers[known] + n_terms)
+            texts.append(owners[places])
+        return torch.cat(rows), torch.cat(texts)
 
     def _weights(self, rows: Tensor, owners: Tensor, n_texts: int) -> Tensor:
         """Return the weight of each row: exp of its key times the mean value of its text's rows."""

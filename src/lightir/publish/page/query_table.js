@@ -1,11 +1,11 @@
-/** Dense query vectors without a model: sums of the rows of a query's terms and pairs, read as queries need them. */
+/** Dense query vectors without a model: sums of the rows of a query's terms, pairs and longer runs, read as queries need them. */
 
 import { Reader } from "./store.js";
 import { WordPiece } from "./wordpiece.js";
 
 const LARGEST_SCORE = 6;
 const MAX_KEPT = 4096; // rows of each kind
-const POINTERS = 12; // bytes behind a term's row: number of its first pair, place and length of its pairs' second terms
+const POINTERS = 12; // bytes behind a row: number of the first run that continues it, place and length of their last terms
 
 export class QueryTable {
   #terms = new Map(); // records that were read, by term id
@@ -40,7 +40,7 @@ export class QueryTable {
     if (!ids.length) return null;
     const terms = await this.#records("table", this.#terms, ids);
     const rows = terms.map((row, i) => ({ ...row, names: [i] }));
-    if (this.settings.pairs) rows.push(...(await this.#rowsOfPairs(ids, terms)));
+    if (this.settings.pairs) rows.push(...(await this.#rowsOfRuns(ids, rows)));
     const weights = gateWeights(rows);
     const vector = new Float64Array(this.settings.dim);
     rows.forEach(({ values, scale }, i) => add(vector, values, weights[i] * scale));
@@ -60,25 +60,35 @@ export class QueryTable {
     return [...terms.values()];
   }
 
-  /** Return the rows of the known pairs of adjacent terms. */
-  async #rowsOfPairs(ids, terms) {
-    const firsts = ids.slice(0, -1).map((_, i) => i).filter((i) => terms[i].pairs.length);
-    const lacking = [...new Set(firsts.map((i) => terms[i].pairs))].filter(({ seconds }) => !seconds);
-    const lists = await this.store.ranges("seconds", lacking.map(({ start, length }) => [start, start + length]));
-    lacking.forEach((pairs, i) => (pairs.seconds = ascending(lists[i])));
-    const found = [];
-    for (const i of firsts) {
-      const { first, seconds } = terms[i].pairs;
-      const place = seconds.get(ids[i + 1]);
-      if (place !== undefined) found.push({ names: [i, i + 1], number: first + place });
+  /** Return the rows of the known pairs of adjacent terms, then those of runs of three, of four, and so on. */
+  async #rowsOfRuns(ids, rows) {
+    const all = [];
+    for (let shorter = rows; shorter.length; ) {
+      shorter = await this.#continued(ids, shorter);
+      all.push(...shorter);
     }
-    const rows = await this.#records("pairs", this.#pairs, found.map(({ number }) => number));
-    return found.map(({ names }, i) => ({ ...rows[i], names }));
+    return all;
+  }
+
+  /** Return the rows of the runs that continue others by one term. */
+  async #continued(ids, rows) {
+    const begun = rows.filter(({ names, runs }) => runs.length && names.at(-1) + 1 < ids.length);
+    const lacking = [...new Set(begun.map(({ runs }) => runs))].filter(({ lasts }) => !lasts);
+    const lists = await this.store.ranges("seconds", lacking.map(({ start, length }) => [start, start + length]));
+    lacking.forEach((runs, i) => (runs.lasts = ascending(lists[i])));
+    const found = [];
+    for (const { names, runs } of begun) {
+      const next = names.at(-1) + 1;
+      const place = runs.lasts.get(ids[next]);
+      if (place !== undefined) found.push({ names: [...names, next], number: runs.first + place });
+    }
+    const records = await this.#records("pairs", this.#pairs, found.map(({ number }) => number));
+    return found.map(({ names }, i) => ({ ...records[i], names }));
   }
 
   /** Return records of a file by number; those that were read are kept. */
   async #records(name, kept, numbers) {
-    const width = this.#width() + (name === "table" && this.settings.pairs ? POINTERS : 0);
+    const width = this.#width() + (this.settings.pairs ? POINTERS : 0);
     const lacking = [...new Set(numbers)].filter((number) => !kept.has(number));
     const records = await this.store.ranges(name, lacking.map((number) => [number * width, (number + 1) * width]));
     if (kept.size > MAX_KEPT) kept.clear();
@@ -93,7 +103,7 @@ export class QueryTable {
     return dim * BYTES[dtype] + (dtype === "int8" ? 4 : 0) + (gate ? 2 * gate.width * BYTES[gate.dtype] : 0);
   }
 
-  /** Return a row's values, which are multiplied by the scale, its key and value of the gate, and where its pairs are. */
+  /** Return a row's values, which are multiplied by the scale, its key and value of the gate, and where the runs that continue it are. */
   #row(record) {
     const { dim, dtype, gate, pairs } = this.settings;
     const view = new DataView(record.buffer, record.byteOffset, record.byteLength);
@@ -108,9 +118,9 @@ export class QueryTable {
       row.value = floats(view, start + gate.width * BYTES[gate.dtype], gate.width, gate.dtype);
     }
     const end = this.#width();
-    if (pairs && record.length > end) {
+    if (pairs) {
       const [first, place, length] = [0, 4, 8].map((at) => view.getUint32(end + at, true));
-      row.pairs = { first, start: place, length, seconds: null };
+      row.runs = { first, start: place, length, lasts: null };
     }
     return row;
   }

@@ -25,9 +25,17 @@ from lightir.query.bigrams import Bigrams
 from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.train.distill.fit_config import FitConfig
-from lightir.train.distill.fit_queries import FitQuery, labelled_queries, pseudo_queries, set_name, without_held_out
+from lightir.train.distill.fit_queries import (
+    FitQuery,
+    labelled_queries,
+    pseudo_queries,
+    read_phrases,
+    set_name,
+    without_held_out,
+)
 from lightir.train.distill.fitted_rows import FittedRows
 from lightir.train.distill.held_out import FitData, HeldOutReport, fit_and_compare, held_out_rows
+from lightir.train.distill.phrases import with_phrases
 from lightir.train.distill.quality_report import QualityReport, held_out_queries, quality_report, write_report
 from lightir.train.distill.start import AUTO, TERMS, StartTable, fitted_rows
 from lightir.train.distill.table_fit import (
@@ -65,6 +73,7 @@ class DistillationOptions:
             are then lower-cased and begin with a blank, so that a word has the same terms at every position.
         start: rows that the fit starts from, see `fitted_rows`: "auto" for a table that was fitted before to the same
             document encoder, if there is one, "terms" for each term encoded alone, or a model or query encoder.
+        phrases: file of words and phrases, one a line, that get rows of their own (see `with_phrases`); None for none.
         work: folder that keeps the teacher's vectors, so that another run (or the rest of an interrupted one) is quick.
         device: device of the teacher; "auto" uses a GPU if there is one. The table is fitted on the CPU.
     """
@@ -78,6 +87,7 @@ class DistillationOptions:
     table_dtype: TableDtype = "int8"
     tokenizer: Path | str | None = None
     start: Path | str = AUTO
+    phrases: Path | str | None = None
     work: Path | str | None = None
     device: str = "auto"
 
@@ -183,10 +193,11 @@ def distill(
         overwrite: replace an existing folder.
 
     Raises:
-        InvalidInput: no corpus, no queries, or another tokenizer for a teacher with a sparse branch.
+        InvalidInput: no corpus, no queries, no phrases in their file, or another tokenizer for a teacher with a sparse
+            branch.
         AlreadyExists: `out` exists.
-        NotFound: a corpus or the tokenizer does not exist.
-        FormatError: the tokenizer cannot be read.
+        NotFound: a corpus, the tokenizer or the file of phrases does not exist.
+        FormatError: the tokenizer or the file of phrases cannot be read.
     """
     options = options or DistillationOptions()
     names = corpus_names(corpora, options.fit)
@@ -323,7 +334,10 @@ def fitted_query_table(
         start, fitted_start = StartTable(TERMS, FittedRows(weighted)), False
     else:
         fitted_start = True
-    start, term_ids = start_with_bigrams(start, term_ids, targets, fit, fitted_start=fitted_start, unseen=unseen)
+    with_pairs, entries = start_with_bigrams(start, term_ids, targets, fit, fitted_start=fitted_start, unseen=unseen)
+    if options.phrases is not None:
+        with_pairs, entries = _start_with_phrases(with_pairs, term_ids, vectors, terms, options.phrases)
+    start, term_ids = with_pairs, entries
     collection = FitData(term_ids, targets, document_vectors, positives)
     rows, held_out = fit_and_compare(start, collection, fit, fitted_start=fitted_start, unseen=unseen)
     listed = documents if fit.candidates_from == "documents" else {}
@@ -381,6 +395,17 @@ def start_with_bigrams(
     return StartTable(start.address, begin, bigrams, ridged=fit.steps > 0), with_bigrams(
         term_ids, bigrams, vocab_size=len(rows)
     )
+
+
+def _start_with_phrases(
+    start: StartTable, term_ids: Ragged, vectors: TeacherVectors, terms: TableTokenizer, path: Path | str
+) -> tuple[StartTable, Ragged]:
+    """Return the start with rows for the phrases of a file, and the queries' rows."""
+    phrases = read_phrases(path)
+    grown = with_phrases(start, query_term_ids(terms.tokenizer, terms.policy, phrases), vectors.queries(phrases))
+    assert grown.bigrams is not None  # it has some, if not for any phrase
+    n_terms = len(grown.rows.rows) - len(grown.bigrams)
+    return grown, with_bigrams(term_ids, grown.bigrams, vocab_size=n_terms)
 
 
 def _quality(

@@ -196,6 +196,8 @@ def distill_external(
 
 def _require_sources(teacher: ExternalTeacher, corpora: Sequence[Path | str], options: DistillationOptions) -> None:
     """Refuse several corpora for stored vectors, queries that nothing encodes, and rankings without documents."""
+    if options.phrases is not None:
+        raise InvalidInput("phrases need a local teacher, which encodes them; leave them out")
     if options.fit.candidates_from != "documents":
         raise InvalidInput(
             f"candidates_from is {options.fit.candidates_from!r}; expected documents, whose vectors the fit ranks"

@@ -1,4 +1,4 @@
-"""Queries that a table is fitted to: labeled queries, spans and titles, none close to a held-out query."""
+"""Queries that a table is fitted to: labeled queries, spans and titles, none close to a held-out query; and phrases."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from lightir.data import (
     span_pairs,
     title_pairs,
 )
+from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.types import Document, Query
 
 
@@ -40,6 +41,27 @@ class FitQuery:
         """ "title", "span", or "query" for one that is no part of a document."""
         kind = self.query.query_id.partition(":")[0]
         return kind if kind in ("title", "span") and not self.positive_ids else "query"
+
+
+def read_phrases(path: Path | str) -> list[str]:
+    """Return the distinct lines of a text file in UTF-8, without blanks around them and without empty ones.
+
+    Raises:
+        NotFound: there is no such file.
+        FormatError: it is not in UTF-8.
+        InvalidInput: all lines are empty.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise NotFound(f"{path} does not exist; expected a file with a word or phrase on each line")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path} is not UTF-8 text: {error}") from error
+    phrases = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    if not phrases:
+        raise InvalidInput(f"{path} holds no phrase; expected a word or phrase on each line")
+    return phrases
 
 
 def labelled_queries(paths: Iterable[Path | str]) -> list[FitQuery]:

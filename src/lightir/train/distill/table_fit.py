@@ -131,8 +131,8 @@ def _pairs(
 
 
 def with_bigrams(queries: Ragged, bigrams: Bigrams, *, vocab_size: int) -> Ragged:
-    """Append each query's known pairs to its terms, as vocab_size + their row, for a table of both."""
-    pairs, _ = bigrams.find(queries)
+    """Append each query's known pairs and longer runs to its terms, as vocab_size + their row, for a table of both."""
+    pairs = bigrams.find(queries).rows
     numbers = np.arange(len(queries), dtype=np.int64)
     text = np.concatenate([np.repeat(numbers, queries.lengths), np.repeat(numbers, pairs.lengths)])
     rows = np.concatenate([queries.term_ids, pairs.term_ids + np.uint32(vocab_size)])
