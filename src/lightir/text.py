@@ -58,7 +58,8 @@ class QueryPolicy:
         token_vectors: vectors that a light dense query is the mean of: "encoded" by the whole model (Eq. 3), or the
             model's input "embeddings" (the paper's ablation).
         expansion_terms: number of strongest terms that the expansion of a single term keeps, for weighting "expansion".
-        bigrams: hash of the pairs of terms that have table rows of their own; "" for none. `lightir distill` sets it.
+        bigrams: hash of the pairs and longer runs of terms that have table rows of their own; "" for none.
+            `lightir distill` sets it.
         gate: hash of the vectors from which a query's table rows get their weights; "" if all weigh the same.
         tokenizer: hash of the queries' tokenizer if it differs from the documents' model; "" if it is the same.
             `lightir distill --tokenizer` sets it.

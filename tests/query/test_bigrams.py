@@ -81,18 +81,18 @@ def numbered(runs: set[tuple[int, ...]]) -> tuple[Bigrams, list[tuple[int, ...]]
 @given(TEXTS, RUNS)
 def test_pairs_and_longer_runs_are_found_as_by_a_loop(texts: list[list[int]], runs: set[tuple[int, ...]]) -> None:
     bigrams, rows = numbered(runs)
-    found = bigrams.find(Ragged.from_lists(texts))
+    runs_of_texts = bigrams.find(Ragged.from_lists(texts))
     wanted = [
         [(start, n) for start in range(len(text)) for n in range(2, 6) if tuple(text[start : start + n]) in rows]
         for text in texts
     ]
-    wanted = [[place for place in row if sum(place) <= len(text)] for row, text in zip(wanted, texts, strict=True)]
+    wanted = [[run for run in row if sum(run) <= len(text)] for row, text in zip(wanted, texts, strict=True)]
     flat = [term for text in texts for term in text]
-    places = list(zip(found.starts.tolist(), found.lengths.tolist(), strict=True))
-    assert [len(found.rows.row(i)) for i in range(len(texts))] == [len(row) for row in wanted]
+    places = list(zip(runs_of_texts.starts.tolist(), runs_of_texts.lengths.tolist(), strict=True))
+    assert [len(runs_of_texts.rows.row(i)) for i in range(len(texts))] == [len(row) for row in wanted]
     offsets = np.cumsum([0, *(len(text) for text in texts)])
     assert places == [(int(offsets[i]) + start, n) for i, row in enumerate(wanted) for start, n in row]
-    assert [tuple(flat[start : start + n]) for start, n in places] == [rows[row] for row in found.rows.term_ids]
+    assert [tuple(flat[start : start + n]) for start, n in places] == [rows[row] for row in runs_of_texts.rows.term_ids]
 
 
 @given(TEXTS, RUNS)
@@ -100,9 +100,9 @@ def test_the_kernel_finds_the_same_runs(texts: list[list[int]], runs: set[tuple[
     bigrams, _ = numbered(runs)
     stored = np.random.default_rng(2).standard_normal((len(bigrams), DIM)).astype(np.float32)
     encoded = encoder_of(bigrams, stored).encode([" ".join(WORDS[term] for term in text) for text in texts])
-    found, terms = bigrams.find(Ragged.from_lists(texts)).rows, word_table(dtype=np.float32)
+    numbers, terms = bigrams.find(Ragged.from_lists(texts)).rows, word_table(dtype=np.float32)
     for i, text in enumerate(texts):
-        total = terms[text].sum(axis=0, dtype=np.float64) + stored[found.row(i)].sum(axis=0, dtype=np.float64)
+        total = terms[text].sum(axis=0, dtype=np.float64) + stored[numbers.row(i)].sum(axis=0, dtype=np.float64)
         length = float(np.linalg.norm(total))
         np.testing.assert_allclose(encoded.dense[i], total / (length or 1.0), atol=1e-5)
 
@@ -110,8 +110,8 @@ def test_the_kernel_finds_the_same_runs(texts: list[list[int]], runs: set[tuple[
 def test_runs_of_the_widest_term_ids_are_distinct() -> None:
     last = LONGER - 1
     bigrams = known([[0, last], [last, 0], [last, last], [LONGER + 1, last]])
-    found = bigrams.find(Ragged.from_lists([[last, 0, last, last]]))
-    assert found.rows.term_ids.tolist() == [1, 3, 0, 2]
+    rows = bigrams.find(Ragged.from_lists([[last, 0, last, last]])).rows
+    assert rows.term_ids.tolist() == [1, 3, 0, 2]
     for pairs in ([[0, 1], [LONGER + 1, 1]], [[0, 1], [LONGER + 7, 1]]):
         with pytest.raises(InvalidInput, match="does not come before it"):
             known(pairs)

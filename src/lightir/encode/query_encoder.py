@@ -6,7 +6,8 @@
     model.safetensors    default table
     table-001.safetensors ...  other tables
     sparse.safetensors   term_weights (V,) float32, if the query policy's term_weights is "idf"
-    bigrams.safetensors  if the policy names bigrams: pairs (n, 2) uint32, ascending, and their rows like a table's
+    bigrams.safetensors  if the policy names bigrams: pairs (n, 2) uint32, ascending, and their rows like a table's; a
+                         pair whose first item is 2^31 + j continues pair j by one more term
     gate.safetensors     if the policy names a gate: keys and values (V + n, G) of terms, then pairs, float16 or float32
     expansions.safetensors   term_ids (V, width) uint32 and weights (V, width), if its weighting is "expansion"
     config.json          lets model2vec read the default table

@@ -76,16 +76,16 @@ class Bigrams:
         first, second, starts = adjacent_terms(texts)
         rows, known = self._known(first, second)
         rows, starts = rows[known], starts[known]
-        found = [(rows, starts, np.full(len(rows), 2, dtype=np.int64))]
+        levels = [(rows, starts, np.full(len(rows), 2, dtype=np.int64))]
         ends = np.repeat(texts.indptr[1:], texts.lengths)
         while len(rows) and self.n_pairs < len(self):
-            length = int(found[-1][2][0]) + 1
+            length = int(levels[-1][2][0]) + 1
             inside = starts + length <= ends[starts]
             rows, starts = rows[inside], starts[inside]
             next_rows, known = self._known((rows + LONGER).astype(np.uint32), texts.term_ids[starts + length - 1])
             rows, starts = next_rows[known], starts[known]
-            found.append((rows, starts, np.full(len(rows), length, dtype=np.int64)))
-        rows, starts, lengths = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+            levels.append((rows, starts, np.full(len(rows), length, dtype=np.int64)))
+        rows, starts, lengths = (np.concatenate(arrays) for arrays in zip(*levels, strict=True))
         order = np.argsort(starts, kind="stable")
         indptr = np.searchsorted(starts[order], texts.indptr).astype(np.int64)
         return FoundRuns(Ragged(rows[order].astype(np.uint32), indptr), starts[order], lengths[order])

@@ -35,7 +35,7 @@ from lightir.train.distill.fit_queries import (
 )
 from lightir.train.distill.fitted_rows import FittedRows
 from lightir.train.distill.held_out import FitData, HeldOutReport, fit_and_compare, held_out_rows
-from lightir.train.distill.phrases import with_phrases
+from lightir.train.distill.phrase_rows import with_phrases
 from lightir.train.distill.quality_report import QualityReport, held_out_queries, quality_report, write_report
 from lightir.train.distill.start import AUTO, TERMS, StartTable, fitted_rows
 from lightir.train.distill.table_fit import (

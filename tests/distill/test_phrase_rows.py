@@ -13,7 +13,7 @@ from lightir.errors import InvalidInput
 from lightir.query import CachedGate
 from lightir.query.bigrams import LONGER, Bigrams
 from lightir.train.distill.fitted_rows import FittedRows
-from lightir.train.distill.phrases import with_phrases
+from lightir.train.distill.phrase_rows import with_phrases
 from lightir.train.distill.start import StartTable
 from lightir.train.distill.table_fit import with_bigrams
 from lightir.vectors import Floats, Ragged
