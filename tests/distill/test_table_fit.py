@@ -197,6 +197,14 @@ def test_queries_without_terms_change_nothing(rng: np.random.Generator) -> None:
     )
 
 
+def test_a_fitted_start_without_ridge_iterations_stays_as_it_is(rng: np.random.Generator) -> None:
+    start, targets = rng.standard_normal((6, 4)).astype(np.float32), rng.standard_normal((2, 4)).astype(np.float32)
+    config, queries = FitConfig(ridge_iterations=0, steps=0), Ragged.from_lists([[1, 2], [3]])
+    for fitted_start in (True, False):
+        fitted = fit_table(FittedRows(start), queries, targets, targets, config, fitted_start=fitted_start)
+        assert np.array_equal(fitted.rows, start) == fitted_start
+
+
 def test_the_start_is_centred_and_frequent_terms_shrink() -> None:
     rows = np.array([[1, 0], [0, 1], [1, 1]], dtype=np.float32)
     probabilities = term_probabilities(Ragged.from_lists([[0, 0], [0, 1]]), vocab_size=3)

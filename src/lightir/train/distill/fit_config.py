@@ -18,7 +18,7 @@ class FitConfig:
     Attributes:
         ridge: weight that holds the ridge regression at its start; about ridge x (query length)^2 occurrences outweigh
             it.
-        ridge_iterations: number of conjugate-gradient steps.
+        ridge_iterations: number of conjugate-gradient steps; 0 leaves a fitted start as it is.
         steps: number of KL steps; 0 stops after the ridge regression.
         batch_size: queries per step.
         candidates: documents scored per step, drawn anew in each step; 0 scores the whole corpus.

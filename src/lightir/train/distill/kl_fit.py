@@ -85,14 +85,18 @@ def fit_table(
     fitted_start: bool = False,
     ridged: bool = False,
 ) -> FittedRows:
-    """Return the table fitted by ridge regression, unless the start is `ridged`, then KL; empty queries are dropped."""
+    """Return the table fitted by ridge regression, unless the start is `ridged`, then KL; empty queries are dropped.
+
+    A fitted start goes to the KL steps unchanged if the ridge regression has no iterations.
+    """
     if len(queries) != len(targets):
         raise InvalidInput(f"{len(queries)} queries but {len(targets)} teacher vectors")
     full = np.flatnonzero(queries.lengths > 0)
     queries, targets = select_rows(queries, full), np.asarray(targets, dtype=np.float32)[full]
     positives = select_rows(positives, full) if positives is not None else None
-    table = start if ridged else ridge_table(start, queries, targets, config, fitted_start=fitted_start)
-    return kl_table(table, queries, targets, documents, config, positives=positives) if config.steps else table
+    if not ridged and (config.ridge_iterations or not fitted_start):
+        start = ridge_table(start, queries, targets, config, fitted_start=fitted_start)
+    return kl_table(start, queries, targets, documents, config, positives=positives) if config.steps else start
 
 
 class _Table(torch.nn.Module):
