@@ -36,7 +36,7 @@ EXAMPLES = """
   lightir distill sentence-transformers-folder/ --corpus scifact/ --queries scifact/ --test scifact/ --out model
   lightir distill --teacher-url http://127.0.0.1:8000/v1 --teacher-model bge-m3 --corpus corpus.jsonl --out model
   lightir distill --vectors corpus.npy --teacher-model text-embedding-3-small --corpus corpus.jsonl --out model
-  lightir distill minilm --corpus corpus.jsonl --phrases product-names.txt --out model
+  lightir distill minilm --corpus corpus.jsonl --phrases frequent-queries.txt --out model
   lightir distill MODEL --corpus vectors/ --queries medquad/ --set temperature=0.03 --set steps=600 --out fitted
 """
 SET_HELP = (
@@ -88,8 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--phrases",
         metavar="FILE",
-        help="text file with a word or phrase on each line, such as names of products: each gets a vector of its own, "
-        "that of TEACHER (default: none)",
+        help="text file of frequent queries, names or phrases, one on each line, that keep TEACHER's own vectors "
+        "(default: none)",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
     parser.add_argument(

@@ -73,7 +73,8 @@ class DistillationOptions:
             are then lower-cased and begin with a blank, so that a word has the same terms at every position.
         start: rows that the fit starts from, see `fitted_rows`: "auto" for a table that was fitted before to the same
             document encoder, if there is one, "terms" for each term encoded alone, or a model or query encoder.
-        phrases: file of words and phrases, one a line, that get rows of their own (see `with_phrases`); None for none.
+        phrases: file of queries, names and phrases, one a line, that keep the teacher's vectors (see `with_phrases`);
+            None for none.
         work: folder that keeps the teacher's vectors, so that another run (or the rest of an interrupted one) is quick.
         device: device of the teacher; "auto" uses a GPU if there is one. The table is fitted on the CPU.
     """
@@ -334,15 +335,17 @@ def fitted_query_table(
         start, fitted_start = StartTable(TERMS, FittedRows(weighted)), False
     else:
         fitted_start = True
-    with_pairs, entries = start_with_bigrams(start, term_ids, targets, fit, fitted_start=fitted_start, unseen=unseen)
-    if options.phrases is not None:
-        with_pairs, entries = _start_with_phrases(with_pairs, term_ids, vectors, terms, options.phrases)
-    start, term_ids = with_pairs, entries
-    collection = FitData(term_ids, targets, document_vectors, positives)
+    start, entries = start_with_bigrams(start, term_ids, targets, fit, fitted_start=fitted_start, unseen=unseen)
+    collection = FitData(entries, targets, document_vectors, positives)
     rows, held_out = fit_and_compare(start, collection, fit, fitted_start=fitted_start, unseen=unseen)
+    bigrams = start.bigrams
+    if options.phrases is not None:
+        rows, bigrams = _with_phrases(dataclasses.replace(start, rows=rows), vectors, terms, options.phrases)
+        n_terms = len(rows.rows) - len(bigrams)
+        collection = dataclasses.replace(collection, queries=with_bigrams(term_ids, bigrams, vocab_size=n_terms))
     listed = documents if fit.candidates_from == "documents" else {}
     report = _quality(rows, collection, queries, listed, terms, fit.seed)
-    return FittedTable.of(rows, start.bigrams, start=start.address, held_out=held_out, report=report)
+    return FittedTable.of(rows, bigrams, start=start.address, held_out=held_out, report=report)
 
 
 def _sample(targets: Floats, seed: int) -> Floats:
@@ -397,15 +400,14 @@ def start_with_bigrams(
     )
 
 
-def _start_with_phrases(
-    start: StartTable, term_ids: Ragged, vectors: TeacherVectors, terms: TableTokenizer, path: Path | str
-) -> tuple[StartTable, Ragged]:
-    """Return the start with rows for the phrases of a file, and the queries' rows."""
+def _with_phrases(
+    fitted: StartTable, vectors: TeacherVectors, terms: TableTokenizer, path: Path | str
+) -> tuple[FittedRows, Bigrams]:
+    """Return a fitted table with rows for the phrases of a file, and its pairs and longer runs."""
     phrases = read_phrases(path)
-    grown = with_phrases(start, query_term_ids(terms.tokenizer, terms.policy, phrases), vectors.queries(phrases))
+    grown = with_phrases(fitted, query_term_ids(terms.tokenizer, terms.policy, phrases), vectors.queries(phrases))
     assert grown.bigrams is not None  # it has some, if not for any phrase
-    n_terms = len(grown.rows.rows) - len(grown.bigrams)
-    return grown, with_bigrams(term_ids, grown.bigrams, vocab_size=n_terms)
+    return grown.rows, grown.bigrams
 
 
 def _quality(

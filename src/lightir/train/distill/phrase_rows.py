@@ -1,4 +1,4 @@
-"""Rows of whole words and phrases, which consist of several terms, from the teacher's vectors of them alone."""
+"""Rows of listed queries, names and phrases, which consist of several terms, from the teacher's vectors of them."""
 
 from __future__ import annotations
 
