@@ -25,10 +25,10 @@ _Run = tuple[int, ...]
 def with_phrases(start: StartTable, phrases: Ragged, vectors: Floats) -> StartTable:
     """Return the table with a row for each phrase, which turns the phrase's own vector into the teacher's.
 
-    Let S be the sum of all rows of phrase p alone, and u the teacher's unit vector of p. The new row is |S| u - S,
-    divided by its weight in the gate: the phrase has the teacher's direction, and weighs in a query what it weighed
-    before. Shorter phrases come first, since they may be part of longer ones. The first terms of a phrase get rows too,
-    of zeros. A phrase of one term, or one that has a row, changes nothing.
+    Let S be the sum of all rows of phrase p alone, and u the teacher's unit vector of p. |S| u - S, divided by the
+    weight of p's row in the gate, is added to that row, which is 0 if it is new: the phrase has the teacher's
+    direction, and weighs in a query what it weighed before. Shorter phrases come first, since they may be part of
+    longer ones. The first terms of a phrase get rows too, of zeros. A phrase of one term changes nothing.
 
     Args:
         start: table of terms, and of pairs and longer runs if it has some.
@@ -41,8 +41,6 @@ def with_phrases(start: StartTable, phrases: Ragged, vectors: Floats) -> StartTa
     runs = [tuple(phrases.row(i).tolist()) for i in range(len(phrases))]
     known = [] if start.bigrams is None else _runs_of(start.bigrams)
     wanted = {run: i for i, run in reversed(list(enumerate(runs))) if 2 <= len(run) <= MAX_TERMS}
-    for run in known:
-        wanted.pop(run, None)
     numbers, bigrams = _numbered([*known, *wanted])
     kept = np.array([numbers[run] for run in known], dtype=np.int64)
     rows = _spread(start.rows, kept, len(bigrams), n_terms, {numbers[run]: run for run in numbers})
@@ -99,7 +97,7 @@ def _spread(start: FittedRows, kept: IntArray, n: int, n_terms: int, runs: dict[
 def _turn(
     rows: FittedRows, start: StartTable, bigrams: Bigrams, phrases: Ragged, leaves: IntArray, goals: Floats
 ) -> None:
-    """Write the rows of phrases of one length, whose numbers are `leaves`."""
+    """Change the rows of phrases of one length, whose numbers are `leaves`."""
     n_terms = len(rows.rows) - len(bigrams)
     before = phrases if start.bigrams is None else with_bigrams(phrases, start.bigrams, vocab_size=n_terms)
     lengths = np.linalg.norm(start.rows.sums(before), axis=1, keepdims=True)
@@ -108,4 +106,4 @@ def _turn(
     if rows.gate is not None:
         own = bags.term_ids == np.repeat(leaves, bags.lengths)
         change /= entry_weights(rows.gate, bags)[own][:, None]
-    rows.rows[leaves] = change
+    rows.rows[leaves] += change
