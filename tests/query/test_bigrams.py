@@ -96,15 +96,19 @@ def test_pairs_and_longer_runs_are_found_as_by_a_loop(texts: list[list[int]], ru
 
 
 @given(TEXTS, RUNS)
-def test_the_kernel_finds_the_same_runs(texts: list[list[int]], runs: set[tuple[int, ...]]) -> None:
+def test_the_kernel_and_explanations_find_the_same_runs(texts: list[list[int]], runs: set[tuple[int, ...]]) -> None:
     bigrams, _ = numbered(runs)
     stored = np.random.default_rng(2).standard_normal((len(bigrams), DIM)).astype(np.float32)
-    encoded = encoder_of(bigrams, stored).encode([" ".join(WORDS[term] for term in text) for text in texts])
+    queries = [" ".join(WORDS[term] for term in text) for text in texts]
+    loaded = encoder_of(bigrams, stored)
+    encoded = loaded.encode(queries)
     numbers, terms = bigrams.find(Ragged.from_lists(texts)).rows, word_table(dtype=np.float32)
     for i, text in enumerate(texts):
         total = terms[text].sum(axis=0, dtype=np.float64) + stored[numbers.row(i)].sum(axis=0, dtype=np.float64)
         length = float(np.linalg.norm(total))
         np.testing.assert_allclose(encoded.dense[i], total / (length or 1.0), atol=1e-5)
+        _, _, parts = term_vectors(loaded, queries[i], task=None, dim=None)
+        np.testing.assert_allclose(parts.sum(axis=0), encoded.dense[i], atol=1e-5)
 
 
 def test_runs_of_the_widest_term_ids_are_distinct() -> None:

@@ -88,8 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--phrases",
         metavar="FILE",
-        help="text file of frequent queries, names or phrases, one on each line, that keep TEACHER's own vectors "
-        "(default: none)",
+        help="text file of frequent queries, names or phrases, one on each line, that keep TEACHER's own vectors; "
+        "lines of one token or of more than 16 do not (default: none)",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
     parser.add_argument(

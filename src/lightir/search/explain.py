@@ -198,8 +198,8 @@ def term_vectors(
 
     Returns:
         Term ids (n,) uint32 ascending, counts (n,) int64, and parts (n, dim) float32 whose sum has length 1. Rows are
-        multiplied by their weights of the gate. A bigram's row, or that of a longer
-        run of terms, belongs to its terms in equal parts.
+        multiplied by their weights of the gate. A bigram's row, or that of a longer run of
+        terms, belongs to its terms in equal parts.
     """
     table = encoder.tables[next(iter(encoder.tables)) if task is None else task]
     token_ids = query_term_ids(encoder.tokenizer, encoder.contract.query, [query]).term_ids
