@@ -17,18 +17,21 @@ pytest.importorskip("ray")
 from lightir.files import checksums_of_files
 from lightir.shards import VectorsReader
 from ray_nodes import RayNodes, killed_at_the_end, short_folder
+from tiny_bert import save_bert, save_model
 from tiny_vectors import save_tiny_retriever
 
 PORT = 9487
 SHARDS, DOCUMENTS = 8, 512
 PATCH = """
-import os, pathlib, time
+import os, pathlib, sys, time
 import lightir.shards
 write, folder = lightir.shards.write_aside, pathlib.Path(os.environ["PATCH_FOLDER"])
 def write_aside(vectors, number, shard):
     node = os.environ["PATCH_NODE"]
     with (folder / "log").open("a") as log:
         log.write(f"{node} {number}\\n")
+    with (folder / "loaded").open("a") as loaded:
+        loaded.write(("torch" if sys.modules.get("torch") else "no torch") + "\\n")
     if node == "second":  # half a shard, and then nothing more
         half = vectors / f".shard-{number:05d}.half"
         half.mkdir()
@@ -39,7 +42,12 @@ def write_aside(vectors, number, shard):
     return write(vectors, number, shard)
 lightir.shards.write_aside = write_aside
 """
-"""A sitecustomize module of the nodes: it logs each shard, and the second node stops in the middle of its first one."""
+"""A sitecustomize module of the nodes: it logs each shard, and whether torch is loaded. The second node stops in the
+middle of its first shard."""
+
+
+NO_TORCH = 'import sys; sys.modules["torch"] = None'
+"""A sitecustomize module of a process in which torch is not installed."""
 
 
 class Cluster(RayNodes):
@@ -49,14 +57,17 @@ class Cluster(RayNodes):
         super().__init__(folder, PORT)
         (folder / "patch").mkdir()
         (folder / "patch" / "sitecustomize.py").write_text(PATCH)
+        (folder / "no-torch").mkdir()
+        (folder / "no-torch" / "sitecustomize.py").write_text(NO_TORCH)
 
     def environment(self, node: str) -> dict[str, str]:
         patched = {"PYTHONPATH": str(self.folder / "patch"), "PATCH_NODE": node, "PATCH_FOLDER": str(self.folder)}
         return super().environment(node) | patched
 
-    def encode(self, model: Path, corpus: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    def encode(self, model: Path, corpus: Path, out: Path, *more: str, no_torch: bool = False) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "lightir", "encode", str(model), str(corpus), "--out", str(out), *more]
-        environment = {**self.environment("first"), "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        path = str(self.folder / "no-torch") if no_torch else ""
+        environment = {**self.environment("first"), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         return subprocess.Popen(
             [*command, "--batch-tokens", "30", "--dtype", "fp32"],
             env=environment,
@@ -139,6 +150,23 @@ def test_a_node_killed_in_the_middle_of_a_shard_costs_that_shard_alone(
     assert len(lost) == 1
     assert sorted(int(number) for node, number in logged if node == "first") == list(range(SHARDS))
     assert checksums_of_files(out) == checksums_of_files(alone)
+
+
+def test_without_torch_workers_encode_by_onnx_runtime_and_load_no_torch(
+    cluster: Cluster, inputs: tuple[Path, Path, Path]
+) -> None:
+    folder, corpus = cluster.folder, inputs[1]
+    save_bert(folder / "bert")
+    save_model(folder / "onnx", folder / "bert")
+    loaded = folder / "loaded"
+    loaded.unlink(missing_ok=True)
+    for out, more in (("alone-onnx", []), ("ray-onnx", ["--ray", cluster.address])):
+        encoding = cluster.encode(folder / "onnx", corpus, folder / out, *more, no_torch=True)
+        _, messages = encoding.communicate(timeout=300)
+        assert encoding.returncode == 0, messages
+        assert "by ONNX Runtime" in messages
+    assert set(loaded.read_text().splitlines()) == {"no torch"}
+    assert checksums_of_files(folder / "ray-onnx") == checksums_of_files(folder / "alone-onnx")
 
 
 def test_too_large_workers_and_other_devices_are_refused(cluster: Cluster, inputs: tuple[Path, Path, Path]) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from lightir.clusters import require_answer
 from lightir.encode import EncodeOptions, encode_corpus
-from lightir.encode.cluster import RayOptions, encode_corpus_on_ray
-from lightir.encode.shard_task import ShardJob, describe_machine, encode_shard_aside
 from lightir.errors import InvalidInput, MissingExtra
 from lightir.files import checksums_of_files
 from lightir.models.encoder import LightRetriever
+from lightir.runtime.cluster import RayOptions, encode_corpus_on_ray
+from lightir.runtime.shard_task import ShardJob, describe_machine, encode_shard_aside
 from lightir.shards import VectorsReader, VectorsWriter
 from lightir.types import Document
 from lightir.version import __version__

@@ -145,9 +145,6 @@ def _run_model(args: argparse.Namespace) -> None:
     if args.ray is not None:
         require_ray()
     runtime = require_runtime(folder, args.runtime)
-    if args.ray is not None and runtime != "torch":
-        raise InvalidInput("--ray runs models by torch (lightir[train]); ONNX Runtime encodes on one machine")
-
     options = EncodeOptions(
         batch_tokens=args.batch_tokens,
         dtype=args.dtype,
@@ -162,7 +159,7 @@ def _run_model(args: argparse.Namespace) -> None:
             args.model, documents, args.out, options=options, resume=args.resume, n_documents=n_documents
         )
     else:
-        from lightir.encode.cluster import RayOptions, encode_corpus_on_ray
+        from lightir.runtime.cluster import RayOptions, encode_corpus_on_ray
 
         report = encode_corpus_on_ray(
             args.model,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import torch
 
 import lightir.models  # noqa: F401 - first, as it says what to install where torch is not there
 from lightir.addresses import resolve_model_folder
@@ -11,6 +14,7 @@ from lightir.models.devices import usable_device, weights_dtype
 from lightir.models.encoder import LightRetriever
 from lightir.models.quantization import quantize_layers
 from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.frames import Framing
 from lightir.runtime.model_encoder import ModelEncoder
 
 
@@ -33,6 +37,21 @@ def load_encoder(model: LightRetriever | str | os.PathLike[str], options: Encode
     if options.quantize:
         quantize_layers(retriever.backbone, options.quantize)
     return retriever
+
+
+def load_framing(folder: Path) -> Framing:
+    """Load the tokenizer and contract of a model folder; the weights are read in bfloat16 and dropped."""
+    return LightRetriever.load(folder, dtype=torch.bfloat16).to("meta").framing
+
+
+def device_and_dtype(options: EncodeOptions) -> tuple[str, str]:
+    """Return the device and the dtype of the weights that the options choose on this machine.
+
+    Raises:
+        InvalidInput: this machine lacks the device.
+    """
+    device = usable_device(options.device)
+    return device, str(weights_dtype(options.dtype, device)).removeprefix("torch.")
 
 
 def torch_model(encoder: ModelEncoder) -> LightRetriever:

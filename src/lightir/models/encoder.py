@@ -37,13 +37,12 @@ from lightir.models.masks import PromptCache, causal_mask, model_mask, prompt_ca
 from lightir.models.model_folder import HeadArrays, read_parts, sparse_encoder, with_array_hashes, write_parts
 from lightir.models.pooling import Pooling, fit_standardization, pool, standardize
 from lightir.models.projection import StoredTerms
+from lightir.runtime.encode_options import BATCH_TOKENS
 from lightir.text import QueryPolicy, TextTokenizer
 from lightir.types import Document
 from lightir.vectors import Floats, Ragged, SparseVectors
 
 CALIBRATION_BATCH = 16
-BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Default maximum number of tokens of a forward pass: it fits the caches of a CPU, and fills a GPU."""
 GPU_ENCODE_SIZE = 512
 """Number of documents that a worker encodes together on a GPU."""
 

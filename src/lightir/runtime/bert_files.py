@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,10 @@ class BertFiles:
     def end_ids(self) -> tuple[int, ...]:
         """Ids of end tokens beyond the vocabulary: none."""
         return ()
+
+    def without_weights(self) -> BertFiles:
+        """Return a copy for framing alone: without the embeddings of terms and the layers."""
+        return replace(self, words=np.zeros((0, self.words.shape[1]), np.float32), layers=[])
 
     @classmethod
     def read(cls, folder: Path, address: str) -> BertFiles:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -112,7 +112,8 @@ def encode_corpus(
             contextlib.ExitStack() as compiled,
         ):
             unwritten = unwritten_documents(documents, writer)
-            for window in document_windows(encoder, unwritten, options.shard_size, SHARD_BATCHES * batch_tokens):
+            size = SHARD_BATCHES * batch_tokens
+            for window in document_windows(encoder.frame_documents, unwritten, options.shard_size, size):
                 if tokens == 0:
                     expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
                     compiled.enter_context(encoder.prepared(options.compile, expected / len(window.documents)))
@@ -204,11 +205,20 @@ class Window:
     tokens: int
 
 
-def document_windows(model: DocumentModel, documents: Iterator[Document], size: int, tokens: int) -> Iterator[Window]:
-    """Yield documents in order, in windows of `size` documents or slightly more than `tokens` tokens."""
+def document_windows(
+    frame: Callable[[Sequence[Document]], list[Framed]], documents: Iterator[Document], size: int, tokens: int
+) -> Iterator[Window]:
+    """Yield documents in order, in windows of `size` documents or slightly more than `tokens` tokens.
+
+    Args:
+        frame: function that frames documents, as `DocumentModel.frame_documents`.
+        documents: documents to divide.
+        size: maximum number of documents of a window.
+        tokens: number of tokens that completes a window.
+    """
     window = Window([], [], 0)
     while batch := list(islice(documents, min(FRAMING_BATCH, size - len(window.documents)))):
-        framed = model.frame_documents(batch)
+        framed = frame(batch)
         window.documents += batch
         window.framed += framed
         window.tokens += sum(len(ids) for ids, _, _ in framed)

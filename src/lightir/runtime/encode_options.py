@@ -15,6 +15,9 @@ RUNTIME_NAMES = {"torch": "torch", "onnx": "ONNX Runtime"}
 Quantizer = Literal["int8", "int8-dynamic", "int4", "nf4"]
 QUANTIZERS: tuple[Quantizer, ...] = get_args(Quantizer)
 
+BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""Default maximum number of tokens of a forward pass: it fits the caches of a CPU, and fills a GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodeOptions:

@@ -14,6 +14,7 @@ from lightir.errors import InvalidInput, MissingExtra
 from lightir.runtime.backbone_files import backbone_path
 from lightir.runtime.document_model import DocumentModel
 from lightir.runtime.encode_options import RUNTIMES, EncodeOptions, Runtime
+from lightir.runtime.frames import Framing
 
 TORCH_LOADER = "lightir.encode.torch_models"
 """Module that loads models by torch; imported when a model needs it."""
@@ -109,9 +110,49 @@ def load_model(model: DocumentModel | str | os.PathLike[str], options: EncodeOpt
     contract = Contract.load(folder)
     refuse_external(contract, str(folder))
     if choose_runtime(contract, options.runtime) == "torch":
-        heavy: Any = importlib.import_module(TORCH_LOADER)
-        loaded: DocumentModel = heavy.load_encoder(folder, options)
+        loaded: DocumentModel = _torch_loader().load_encoder(folder, options)
         return loaded
     from lightir.runtime.onnx_encoder import OnnxEncoder
 
     return OnnxEncoder.load(folder, options)
+
+
+def load_framing(folder: Path, options: EncodeOptions) -> Framing:
+    """Load what frames a model's documents: its tokenizer and contract. The weights are read, and dropped.
+
+    Args:
+        folder: model folder.
+        options: options of loading the model, whose runtime is "torch" or "onnx".
+
+    Raises:
+        InvalidInput, NotFound, ContractMismatch, FormatError: as `load_model`.
+    """
+    refuse_external(Contract.load(folder), str(folder))
+    if options.runtime == "torch":
+        framing: Framing = _torch_loader().load_framing(folder)
+        return framing
+    from lightir.runtime.onnx_encoder import load_framing
+
+    return load_framing(folder, options)
+
+
+def device_and_dtype(options: EncodeOptions) -> tuple[str, str]:
+    """Return the device and the dtype of the weights that the options choose on this machine, such as "cpu", "float32".
+
+    Args:
+        options: options of loading the model, whose runtime is "torch" or "onnx".
+
+    Raises:
+        InvalidInput: the runtime does not support the options, or this machine lacks the device.
+    """
+    if options.runtime == "torch":
+        chosen: tuple[str, str] = _torch_loader().device_and_dtype(options)
+        return chosen
+    from lightir.runtime.onnx_encoder import require_supported
+
+    require_supported(options)
+    return "cpu", "float32"
+
+
+def _torch_loader() -> Any:
+    return importlib.import_module(TORCH_LOADER)

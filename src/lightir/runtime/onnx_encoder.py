@@ -19,7 +19,7 @@ from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.runtime.backbone_files import backbone_path, weights_hash
 from lightir.runtime.bert_files import BertFiles, MaskedHead
 from lightir.runtime.bert_graph import STATES, bert_graph
-from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.encode_options import BATCH_TOKENS, EncodeOptions
 from lightir.runtime.frames import Framed, Framing
 from lightir.runtime.onnx_session import OnnxSession
 from lightir.runtime.onnx_sparse import OnnxSparseHead
@@ -74,15 +74,9 @@ class OnnxEncoder:
             ContractMismatch: the files differ from the contract's.
             FormatError: a file is damaged.
         """
-        _require_supported(options)
+        require_supported(options)
         contract = Contract.load(folder)
-        record = contract.backbone
-        encoder = backbone_path(folder, contract)
-        if encoder is None:
-            raise NotFound(f"{record.address} is a model hub's name, which needs torch: pip install 'lightir[train]'")
-        _require("backbone.weights_hash", record.weights_hash, weights_hash(encoder), folder)
-        files = BertFiles.read(encoder, record.address)
-        _require("backbone.tokenizer_hash", record.tokenizer_hash, files.tokenizer.hash, folder)
+        files = _read_encoder(folder, contract)
         int8 = options.quantize == "int8-dynamic"
         heads, sparse = _standardization(folder, contract), _sparse_head(folder, contract, int8=int8)
         return cls(files, contract, heads, sparse=sparse, int8=int8)
@@ -100,7 +94,7 @@ class OnnxEncoder:
     @property
     def batch_tokens(self) -> int:
         """Default maximum number of tokens of a forward pass, which fits the caches of a CPU."""
-        return 2048
+        return BATCH_TOKENS["cpu"]
 
     @property
     def encode_size(self) -> int | None:
@@ -155,7 +149,35 @@ def pooled_span(framed: Framed, head: DenseHead, ends: int) -> tuple[int, int]:
     return spans[head.pooling]
 
 
-def _require_supported(options: EncodeOptions) -> None:
+def load_framing(folder: Path, options: EncodeOptions) -> Framing:
+    """Load the tokenizer and contract of a model folder, as `OnnxEncoder.load` checks them, without a session.
+
+    Raises:
+        InvalidInput, NotFound, MissingExtra, ContractMismatch, FormatError: as `OnnxEncoder.load`.
+    """
+    require_supported(options)
+    contract = Contract.load(folder)
+    return Framing(_read_encoder(folder, contract).without_weights(), contract)
+
+
+def _read_encoder(folder: Path, contract: Contract) -> BertFiles:
+    """Read the encoder of a model folder, and compare it with the contract."""
+    record = contract.backbone
+    encoder = backbone_path(folder, contract)
+    if encoder is None:
+        raise NotFound(f"{record.address} is a model hub's name, which needs torch: pip install 'lightir[train]'")
+    _require("backbone.weights_hash", record.weights_hash, weights_hash(encoder), folder)
+    files = BertFiles.read(encoder, record.address)
+    _require("backbone.tokenizer_hash", record.tokenizer_hash, files.tokenizer.hash, folder)
+    return files
+
+
+def require_supported(options: EncodeOptions) -> None:
+    """Refuse options that ONNX Runtime does not support here.
+
+    Raises:
+        InvalidInput: another device than the CPU, bfloat16, or another quantization than int8-dynamic.
+    """
     if options.device not in ("auto", "cpu"):
         raise InvalidInput(f"the runtime 'onnx' runs on the CPU, not on device {options.device!r}; use --runtime torch")
     if options.dtype == "bf16":

@@ -1,6 +1,6 @@
 """The work of one machine of a cluster: checks of the machine, and the encoding of one shard.
 
-Nothing here knows how the functions are called on other machines; `lightir.encode.cluster` does that by Ray.
+Nothing here knows how the functions are called on other machines; `lightir.runtime.cluster` does that by Ray.
 """
 
 from __future__ import annotations
@@ -8,19 +8,18 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract
-from lightir.encode.torch_models import load_encoder
-from lightir.errors import InvalidInput
+from lightir.errors import InvalidInput, MissingExtra
 from lightir.index.passages.lengths import n_longer
-from lightir.models.devices import usable_device, weights_dtype
-from lightir.models.encoder import LightRetriever
+from lightir.runtime.document_model import DocumentModel
 from lightir.runtime.documents import count_impacts, encode_shard
 from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.loading import choose_runtime, device_and_dtype, load_model
 from lightir.shards import WrittenShard, write_aside
 from lightir.types import Document
 from lightir.version import __version__
@@ -34,7 +33,7 @@ class ShardJob:
         model: model folder on every machine, or name of a model that is installed there.
         vectors: absolute path of the vectors folder, on storage that all machines share.
         probe: name of a file in the folder, by which a machine recognizes it.
-        options: options of loading the model and encoding.
+        options: options of loading the model and encoding, with the runtime, device and batch size of all machines.
         expected_tokens: number of tokens of the whole run, which decides whether layers are compiled.
     """
 
@@ -94,14 +93,18 @@ def describe_machine(job: ShardJob, answer: str) -> MachineReport:
 
     Raises:
         InvalidInput: the folder is not the caller's.
+        MissingExtra: the run's runtime is not installed on this machine.
         NotFound: the model is not on this machine.
     """
     _require_shared(job)
     (Path(job.vectors) / answer).touch()
-    device = usable_device(job.options.device)
-    dtype = str(weights_dtype(job.options.dtype, device)).removeprefix("torch.")
-    fingerprint = Contract.load(resolve_model_folder(job.model)).fingerprint
-    return MachineReport(socket.gethostname(), __version__, fingerprint, device, dtype, answer)
+    contract = Contract.load(resolve_model_folder(job.model))
+    try:
+        choose_runtime(contract, job.options.runtime)
+    except MissingExtra as error:
+        raise MissingExtra(f"{socket.gethostname()}: {error}") from None
+    device, dtype = device_and_dtype(job.options)
+    return MachineReport(socket.gethostname(), __version__, contract.fingerprint, device, dtype, answer)
 
 
 def encode_shard_aside(job: ShardJob, number: int, documents: Sequence[Document]) -> EncodedShard:
@@ -138,9 +141,9 @@ def _require_shared(job: ShardJob) -> None:
 
 
 @lru_cache(maxsize=1)
-def _loaded(job: ShardJob) -> LightRetriever:
+def _loaded(job: ShardJob) -> DocumentModel:
     """Load the model once per process; its layers stay compiled until the process ends."""
-    model = load_encoder(job.model, replace(job.options, device=usable_device(job.options.device)))
+    model = load_model(job.model, job.options)
     compiled = contextlib.ExitStack()
     compiled.enter_context(model.prepared(job.options.compile, job.expected_tokens))
     _kept_compiled.append(compiled)

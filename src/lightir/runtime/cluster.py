@@ -13,13 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lightir.addresses import resolve_model_folder
 from lightir.clusters import connected, import_ray
-from lightir.encode.shard_task import EncodedShard, MachineReport, ShardJob, describe_machine, encode_shard_aside
+from lightir.contract import Contract
 from lightir.errors import InvalidInput, LightirError
-from lightir.models.encoder import BATCH_TOKENS, LightRetriever
 from lightir.progress import Progress
 from lightir.quantities import counted
 from lightir.runtime.documents import (
@@ -30,7 +27,10 @@ from lightir.runtime.documents import (
     unwritten_documents,
     warn_if_clipped,
 )
-from lightir.runtime.encode_options import EncodeOptions
+from lightir.runtime.encode_options import BATCH_TOKENS, EncodeOptions
+from lightir.runtime.frames import Framing
+from lightir.runtime.loading import choose_runtime, load_framing
+from lightir.runtime.shard_task import EncodedShard, MachineReport, ShardJob, describe_machine, encode_shard_aside
 from lightir.shards import VectorsWriter
 from lightir.types import Document
 from lightir.version import __version__
@@ -102,24 +102,25 @@ def encode_corpus_on_ray(
     """
     ray, options = import_ray("ray", "ray"), options or EncodeOptions()
     folder = resolve_model_folder(model)
+    options = replace(options, runtime=choose_runtime(Contract.load(folder), options.runtime))
     with connected(ray, cluster.address), contextlib.ExitStack() as stack:
-        # Only the tokenizer and the number of weights are needed here: the weights are dropped.
-        retriever = LightRetriever.load(folder, dtype=torch.bfloat16).to("meta")
+        framing = load_framing(folder, options)
+        contract = framing.contract
         workers = _Workers.of(ray, cluster, options)
-        writer = stack.enter_context(VectorsWriter(out, retriever.contract, quantized=options.quantize, resume=resume))
+        writer = stack.enter_context(VectorsWriter(out, contract, quantized=options.quantize, resume=resume))
         options = replace(
             options, device=workers.device, batch_tokens=options.batch_tokens or BATCH_TOKENS[workers.device]
         )
         name = str(Path(model).absolute()) if Path(model).is_dir() else os.fspath(model)
         probe = stack.enter_context(_probe(writer.folder))
         job = ShardJob(name, str(writer.folder.absolute()), probe, options)
-        workers.require_alike(job, retriever.contract.fingerprint)
+        workers.require_alike(job, contract.fingerprint)
         run = _Run(workers, writer, job, len(writer.doc_ids), n_documents)
-        run.encode(retriever, documents)
+        run.encode(framing, documents)
         copy_query_encoder(folder, writer.folder)
         writer.finish()
         report = run.report()
-    warn_if_clipped(report, retriever.contract.sparse)
+    warn_if_clipped(report, contract.sparse)
     return report
 
 
@@ -160,7 +161,8 @@ class _Workers:
         """Count the workers that fit; raise InvalidInput if none does, or for a numbered device."""
         alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         has_gpu = any(resources.get("GPU", 0) >= 1 for resources in alive.values())
-        device = options.device if options.device != "auto" else "cuda" if has_gpu else "cpu"
+        is_torch = options.runtime == "torch"
+        device = options.device if options.device != "auto" else "cuda" if has_gpu and is_torch else "cpu"
         if device not in BATCH_TOKENS:
             raise InvalidInput(f"device {device!r} on a cluster: expected cuda, cpu or auto; Ray chooses the GPU")
         need = {"CPU": cluster.cpus, "GPU": 1 if device == "cuda" else 0}
@@ -237,7 +239,7 @@ class _Run:
     start: float = field(default_factory=time.perf_counter)
     _tasks: dict[Any, int] = field(default_factory=dict)
 
-    def encode(self, retriever: LightRetriever, documents: Iterable[Document]) -> None:
+    def encode(self, framing: Framing, documents: Iterable[Document]) -> None:
         """Send a task per shard and adopt what they write; on an error or Ctrl-C, cancel those that are under way."""
         options, ray = self.job.options, self.workers.ray
         task = ray.remote(max_retries=MAX_RETRIES, **self.workers.resources)(encode_shard_aside)
@@ -245,7 +247,7 @@ class _Run:
         unwritten = unwritten_documents(documents, self.writer)
         try:
             with Progress("encode", unit="document", total=self.n_documents, done=self.before, smooth=True) as bar:
-                for window in document_windows(retriever, unwritten, options.shard_size, size):
+                for window in document_windows(framing.documents, unwritten, options.shard_size, size):
                     if not self.job.expected_tokens:
                         n_expected = max((self.n_documents or 0) - self.before, len(window.documents))
                         tokens = window.tokens * n_expected / len(window.documents)
