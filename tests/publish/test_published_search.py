@@ -58,7 +58,11 @@ def published(index: Path, out: Path, **given: Any) -> Path:
 def check_rankings(
     index: Path, site: Path, *, queries: list[str], options: dict[str, Any], k: int = 10, snippets: bool = True
 ) -> list[Any]:
-    """Compare ids, scores, branches and snippets. Documents whose scores differ by roundings may change places."""
+    """Compare ids, scores, branches and snippets. Documents whose scores differ by roundings may change places.
+
+    By rrf, a change of places in one branch changes the score by the step between two ranks: at most 1/61 - 1/62.
+    """
+    roundings = 3e-4 if options.get("fusion") == "rrf" else 1e-4
     body = {name: value for name, value in options.items() if name in ("mode", "fusion", "weights", "as_you_type")}
     answers = ask(site, [("search", {"query": query, "k": k, **body}) for query in queries])
     with Index.open(index) as opened:
@@ -70,9 +74,9 @@ def check_rankings(
             by_id = {hit.doc_id: hit for hit in expected}
             assert len(hits) == min(k, len(expected)), query
             for hit, best in zip(hits, expected, strict=False):
-                assert hit["score"] == pytest.approx(best.score, rel=1e-4, abs=1e-4), query
+                assert hit["score"] == pytest.approx(best.score, rel=1e-4, abs=roundings), query
                 same = by_id[hit["doc_id"]]
-                assert same.score == pytest.approx(best.score, rel=1e-4, abs=1e-4), query
+                assert same.score == pytest.approx(best.score, rel=1e-4, abs=roundings), query
                 assert (hit["title"], hit["metadata"]) == (same.title, dict(same.metadata))
                 assert hit["branches"].keys() == same.branches.keys()
                 for name, branch in same.branches.items():
@@ -331,12 +335,13 @@ def test_the_best_passage_of_each_document_is_shown(tmp_path: Path, kind: str, m
         monkeypatch.setattr(vector_files, "WHOLE_BYTES", 0)
     site = published(tmp_path / "index", tmp_path / "site")
     check_rankings(tmp_path / "index", site, queries=QUERIES, options={})
-    (answer,) = ask(site, [("search", {"query": "cats kettles dogs", "k": 50})])
+    k = 10 if kind == "codes" else 50  # by codes, passages of documents far below may be missed
+    (answer,) = ask(site, [("search", {"query": "cats kettles dogs", "k": k})])
     hits = answer["answer"]["hits"]
     assert len({hit["doc_id"] for hit in hits}) == len(hits)
     with_place = [hit for hit in hits if "passage" in hit]
     assert with_place
-    requests = [("search", {"query": "cats kettles dogs", "k": 50}), *(("document", hit["doc_id"]) for hit in hits)]
+    requests = [("search", {"query": "cats kettles dogs", "k": k}), *(("document", hit["doc_id"]) for hit in hits)]
     _, *documents = ask(site, requests)
     with Index.open(tmp_path / "index") as index:
         expected = {hit.doc_id: hit for hit in Searcher(index).hits("cats kettles dogs", 50, SearchOptions(**EXACT))}
