@@ -251,12 +251,16 @@ def test_phrases_get_the_teachers_vectors(teacher: Path, collection: Path, tmp_p
     ("content", "error"), [(b"\n \n", "holds no phrase"), (b"caf\xe9", "not UTF-8"), (None, "not exist")]
 )
 def test_files_without_phrases_are_refused_before_the_fit(
-    content: bytes | None, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes | None,
+    error: str,
+    teacher: Path,
+    collection: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if content is not None:
         (tmp_path / "p.txt").write_bytes(content)
-    (tmp_path / "corpus.jsonl").write_text('{"_id": "1", "text": "river"}')
-    asked = ["distill", "minilm", "--corpus", str(tmp_path / "corpus.jsonl"), "--phrases", str(tmp_path / "p.txt")]
+    asked = ["distill", str(teacher), "--corpus", str(collection), "--phrases", str(tmp_path / "p.txt")]
     assert main([*asked, "-o", str(tmp_path / "m")]) == 1
     assert error in capsys.readouterr().err
 
