@@ -45,6 +45,8 @@ class PretendedVespa(ThreadingHTTPServer):
         self.requests: list[tuple[str, str, Any]] = []
         self.answers: list[tuple[int, Any]] = []
         """Answers to the next requests, whatever these are."""
+        self.clients: set[Any] = set()
+        """Addresses of the clients' ends of connections."""
 
     @property
     def address(self) -> str:
@@ -294,11 +296,14 @@ def _is_integer(value: Any, bits: int) -> bool:
 
 class Handler(BaseHTTPRequestHandler):
     server: PretendedVespa
+    protocol_version = "HTTP/1.1"  # connections are kept open
+    disable_nagle_algorithm = True  # or the client would wait for its own delayed acknowledgment
 
     def do_GET(self) -> None:
         parts = urllib.parse.urlsplit(self.path)
         asked = dict(urllib.parse.parse_qsl(parts.query))
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
+        self.server.clients.add(self.client_address)
         self.server.requests.append((self.command, self.path, body))
         if self.server.answers:
             status, answer = self.server.answers.pop(0)
@@ -311,10 +316,12 @@ class Handler(BaseHTTPRequestHandler):
                 status, answer = 400, {"pathId": parts.path, "message": str(error)}
             except Exception as error:  # noqa: BLE001 (a request that the documentation does not define)
                 status, answer = 500, {"message": f"{type(error).__name__}: {error}"}
+        content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
+        self.wfile.write(content)
 
     do_POST = do_DELETE = do_GET  # noqa: N815 (http.server's names)
 

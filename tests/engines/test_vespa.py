@@ -13,7 +13,7 @@ import pytest
 import engine_suite as suite
 from lightir.cli import main
 from lightir.engines import CollectionRecord, EngineFailed, EngineRows, PushOptions, open_engine, push_index
-from lightir.engines.vespa import MIN_EXPLORED, row_id, row_number, values_of, whole_weights
+from lightir.engines.vespa import CONNECTIONS, MIN_EXPLORED, row_id, row_number, values_of, whole_weights
 from lightir.engines.vespa_package import application_package, write_package
 from lightir.errors import AlreadyExists, InvalidInput, NotFound
 from lightir.index import Index
@@ -52,6 +52,7 @@ def opened(server: PretendedVespa, record: CollectionRecord = RECORD) -> Any:
 def test_vespa_ranks_like_the_index_and_gets_every_change_once(deployed: PretendedVespa, folder: Path) -> None:
     engine = open_engine(deployed.address)
     suite.assert_push_and_search(engine, folder)
+    assert len(deployed.clients) <= CONNECTIONS < len(deployed.requests)
     suite.assert_reads_back(engine, folder)
     suite.assert_ranks_like_the_index(engine, folder, exact=True)
     with pytest.raises(InvalidInput, match="not supported for vespa"):

@@ -317,7 +317,8 @@ class Elasticsearch:
         return EngineRows(documents, versions, dense, sparse)
 
     def close(self) -> None:
-        """Do nothing: every request has a connection of its own."""
+        """Close the connections."""
+        self._server.close()
 
 
 def _nothing() -> EngineList:

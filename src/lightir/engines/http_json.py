@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import ssl
-import urllib.error
-import urllib.request
 from typing import Any
 
 from lightir.engines.engine import EngineFailed
-from lightir.query.endpoint import NoRedirect
+from lightir.engines.kept_connections import HttpAnswer, KeptConnections
 
-TIMEOUT_S = 60.0
+NOT_FOUND = 404
+REDIRECTED = 300
+"""Status of the first redirect. They are not followed: they would send documents and the key to another host."""
 SHOWN_CHARACTERS = 500
 
 
@@ -46,8 +45,7 @@ class JsonOverHttp:
             is_basic = ":" in key
             word = base64.b64encode(key.encode()).decode() if is_basic else key
             self._headers["Authorization"] = f"{'Basic' if is_basic else key_scheme} {word}"
-        context = urllib.request.HTTPSHandler(context=ssl.create_default_context())
-        self._opener = urllib.request.build_opener(NoRedirect, context)
+        self._connections = KeptConnections(url)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request and return the answer; None if the server says that there is no such thing (404).
@@ -69,29 +67,31 @@ class JsonOverHttp:
         elif body is not None:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                return json.loads(answer.read() or b"{}")
-        except urllib.error.HTTPError as error:
-            with error:  # which holds the connection
-                if error.code == 404:
-                    return None
-                raise RequestRefused(f"{self.url} answered {error.code}: {_words(error)}", error.code) from None
+            answer = self._connections.request(method, path, data, headers)
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", "") or error or type(error).__name__
-            raise EngineFailed(f"{self.url} cannot be reached: {reason}") from None
+            raise EngineFailed(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
+        if answer.status == NOT_FOUND:
+            return None
+        if not answer.status < REDIRECTED:
+            raise RequestRefused(f"{self.url} answered {answer.status}: {_words(answer)}", answer.status)
+        try:
+            return json.loads(answer.body or b"{}")
         except ValueError as error:
             raise EngineFailed(f"{self.url} answered with no JSON: {error}") from None
 
+    def close(self) -> None:
+        """Close the connections; a later request opens one anew."""
+        self._connections.close()
 
-def _words(error: urllib.error.HTTPError) -> str:
+
+def _words(answer: HttpAnswer) -> str:
     """Return what a server says about an error."""
+    text = answer.body.decode(errors="replace")
     try:
-        text = error.read().decode(errors="replace")
-        answer = json.loads(text)
-        problem = answer.get("error") or answer.get("message") or text
+        content = json.loads(text)
+        problem = content.get("error") or content.get("message") or text
         reason = problem.get("reason", problem) if isinstance(problem, dict) else problem
-    except (OSError, ValueError, AttributeError, http.client.HTTPException):
-        return str(error.reason)
+    except (ValueError, AttributeError):
+        return answer.reason
     return " ".join(str(reason).split())[:SHOWN_CHARACTERS]

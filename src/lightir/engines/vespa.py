@@ -269,7 +269,8 @@ class Vespa:
         return EngineRows(documents, [row.get(VERSION, "") for row in rows], dense, sparse)
 
     def close(self) -> None:
-        """Do nothing: every request has a connection of its own."""
+        """Close the connections."""
+        self._server.close()
 
 
 def row_id(doc_id: str) -> str:
