@@ -192,3 +192,10 @@ class QueryEncoder(Protocol):
     def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
         """Encode a batch; `task` selects one of the encoder's tables, None its default."""
         ...
+
+
+def normalized(rows: Floats) -> Floats:
+    """Return the rows scaled to length 1; a row of zeros is unchanged."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    out: Floats = np.divide(rows, lengths, out=np.zeros(rows.shape, np.float32), where=lengths > 0)
+    return out

@@ -128,19 +128,17 @@ def model_systems(
     )
     with ExitStack() as opened:
         index = opened.enter_context(Index.open(prepared.work / "index"))
-        systems = _Systems(prepared, index, options.task, options.threads, opened)
+        systems = _Systems(prepared, index, options, opened)
         yield {mode: systems.of(mode) for mode in modes}
 
 
 class _Systems:
     """Builds a searcher for each checked mode; further indexes are built for the first mode that needs them."""
 
-    def __init__(
-        self, prepared: PreparedModel, index: Index, task: str | None, threads: int, opened: ExitStack
-    ) -> None:
+    def __init__(self, prepared: PreparedModel, index: Index, options: SystemOptions, opened: ExitStack) -> None:
         self._prepared, self._index, self._opened = prepared, index, opened
-        self._task, self._threads = task, threads
-        self._light = Searcher(index, task=task, threads=threads)
+        self._analyzer, self._task, self._threads = options.analyzer, options.task, options.threads
+        self._light = Searcher(index, task=self._task, threads=self._threads)
         self._encoders: dict[tuple[bool, SparseForm], _CachedEncodings] = {}
 
     def of(self, mode: str) -> tuple[Ranker, str]:
@@ -162,8 +160,15 @@ class _Systems:
         parts = mode.split("+")
         if FULL not in parts and FULL_SPARSE not in parts:
             return self._light, mode
-        searcher = Searcher(self._index, self._full(sparse=FULL_SPARSE in parts), threads=self._threads)
+        searcher = Searcher(self._encoded, self._full(sparse=FULL_SPARSE in parts), threads=self._threads)
         return searcher, searched_mode(mode)
+
+    @cached_property
+    def _encoded(self) -> Index:
+        """The index whose dense vectors are the model's alone, for queries that the model encodes."""
+        if not self._index.view.options.lead:
+            return self._index
+        return self._opened.enter_context(Index.open(self._prepared.encoded_index(self._analyzer)))
 
     @cached_property
     def _bags(self) -> Index:

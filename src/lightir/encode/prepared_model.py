@@ -95,6 +95,23 @@ class PreparedModel:
         arrays = QueryEncoderArrays([table], stored_term_weights(self.model))
         write_query_encoder(out, self.contract, tokenizer, arrays, overwrite=True)
 
+    def encoded_index(self, analyzer: str) -> Path:
+        """Build an index of the vectors as the model made them, without light vectors of first words.
+
+        Args:
+            analyzer: analyzer of the tokens branch.
+        """
+        build_index(
+            self.vectors(),
+            self.work / "encoded",
+            contract=self.contract,
+            query_encoder=self.query_encoder(),
+            options=IndexOptions(analyzer=analyzer, lead=0),
+            overwrite=True,
+            progress=False,
+        )
+        return self.work / "encoded"
+
     def bags_index(self) -> Path:
         """Build an index of the corpus as bags of tokens."""
         shards = document_shards(self._dataset.corpus())

@@ -2,7 +2,6 @@
 
 from lightir.index.build import build_index, document_shards
 from lightir.index.index_options import IndexOptions
-from lightir.index.intake import normalized
 from lightir.index.metadata_filters import Filter
 from lightir.index.passages.options import PassageOptions
 from lightir.index.reader import Index, IndexInfo
@@ -27,5 +26,4 @@ __all__ = [
     "build_index",
     "document_shards",
     "infer",
-    "normalized",
 ]

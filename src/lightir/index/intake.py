@@ -14,6 +14,7 @@ from lightir.analysis import AUTO, BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, DocumentPolicy
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index.index_options import IndexOptions
+from lightir.index.lead import with_leads
 from lightir.index.passages.splitter import Splitter
 from lightir.index.segments.rows import (
     DenseMatrix,
@@ -29,7 +30,7 @@ from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
 from lightir.text import QueryPolicy, TextTokenizer, check_text, query_term_ids
 from lightir.types import Document, require_list
-from lightir.vectors import Floats, Ragged, SparseVectors
+from lightir.vectors import Ragged, SparseVectors, normalized
 from lightir.words.languages import languages_of
 
 GATHERED_DOCUMENTS = 65_536
@@ -54,8 +55,8 @@ class Intake:
             contract: contract of the model; required for vectors.
             analyzer: analyzer of title and text for the tokens branch; None for no such branch.
             encoder: query encoder, whose tokenizer the analyzers "model" and "bag" use, and passages of an index with
-                a contract.
-            options: options of the index.
+                a contract; required by a weight of first words (`IndexOptions.lead`).
+            options: options of the index, with the weight that its rows have.
         """
         if analyzer is not None and analyzer.name in OF_A_MODEL and encoder is None:
             raise InvalidInput(f"the {analyzer.name!r} analyzer requires a query encoder, whose tokenizer it uses")
@@ -108,13 +109,13 @@ class Intake:
         return dataclasses.replace(self.vectors(shard), tokens=tokens)
 
     def vectors(self, shard: Shard) -> DocumentRows:
-        """Return the rows of a shard without the tokens branch; texts are not read. Errors are those of `rows`."""
+        """Return the rows of a shard without the tokens branch. Errors are those of `rows`."""
         has_vectors = shard.dense is not None or shard.sparse is not None
         return DocumentRows(
             [document.doc_id for document in shard.documents],
             np.zeros(0, np.int64),
             np.full(len(shard.documents), not has_vectors and self.contract is not None),
-            None if shard.dense is None else self._dense(shard.dense),
+            None if shard.dense is None else self._dense(shard.dense, shard.documents),
             None if shard.sparse is None else _strongest(self._checked_sparse(shard.sparse), self.options.sparse_top_k),
             None,
         )
@@ -133,7 +134,7 @@ class Intake:
         policy = dataclasses.replace(self._encoder.contract.query, max_tokens=WHOLE_TEXT_TOKENS)
         return count_term_ids(query_term_ids(self._encoder.tokenizer, policy, texts))
 
-    def _dense(self, rows: npt.NDArray[np.float16]) -> DenseMatrix:
+    def _dense(self, rows: npt.NDArray[np.float16], documents: Sequence[Document]) -> DenseMatrix:
         if self.contract is None or self.contract.dense is None:
             raise InvalidInput(
                 f"there are dense vectors, but the contract {'is missing' if self.contract is None else 'is sparse'}"
@@ -145,6 +146,8 @@ class Intake:
             raise InvalidInput(f"dense_dim is {self.options.dense_dim}; the vectors have 1 to {width} columns")
         if self.contract.dense.similarity == "dot" and self.options.dense_dim not in (None, width):
             raise InvalidInput("dense_dim shortens vectors of length 1, and this model's are compared by dot product")
+        if self.options.lead and self._encoder is not None:
+            rows = with_leads(rows, documents, self._encoder, self.contract.document.title_joiner, self.options.lead)
         narrow = _narrow(rows, self.options.dense_dim)
         return _int8(narrow) if self.options.dense_dtype == "int8" else DenseMatrix(narrow, None)
 
@@ -240,13 +243,6 @@ def _narrow(rows: npt.NDArray[np.float16], dim: int | None) -> npt.NDArray[np.fl
     if dim is None or dim == rows.shape[1]:
         return rows.astype(np.float16, copy=False)
     return normalized(rows[:, :dim].astype(np.float32)).astype(np.float16)
-
-
-def normalized(rows: Floats) -> Floats:
-    """Return the rows scaled to length 1; a row of zeros is unchanged."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    out: Floats = np.divide(rows, lengths, out=np.zeros(rows.shape, np.float32), where=lengths > 0)
-    return out
 
 
 def _int8(rows: npt.NDArray[np.float16]) -> DenseMatrix:

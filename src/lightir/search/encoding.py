@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightir.errors import InvalidInput
-from lightir.index import TokenQueries, View, normalized
+from lightir.index import TokenQueries, View
 from lightir.index.token_queries import Alternatives
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import EncodedQueries
@@ -18,7 +18,7 @@ from lightir.search.plan import Plan
 from lightir.search.word_matching import EXACT_WORDS, WordMatching
 from lightir.text import check_text
 from lightir.types import Query
-from lightir.vectors import Floats, QueryEncoder, QueryVectors, SparseVectors
+from lightir.vectors import Floats, QueryEncoder, QueryVectors, SparseVectors, normalized
 
 
 @dataclass(frozen=True, slots=True)

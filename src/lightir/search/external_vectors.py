@@ -10,11 +10,10 @@ import numpy.typing as npt
 from lightir.contract import Contract
 from lightir.data.stored_vectors import storable_vectors
 from lightir.errors import InvalidInput
-from lightir.index import normalized
 from lightir.query.fallback import EncodeTexts
 from lightir.shards import Shard
 from lightir.types import Document, Query
-from lightir.vectors import Floats, QueryVectors, Ragged
+from lightir.vectors import Floats, QueryVectors, Ragged, normalized
 
 
 class ExternalDocumentEncoder:

@@ -8,8 +8,7 @@ import numpy as np
 
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
-from lightir.index import normalized
-from lightir.vectors import Floats, QueryEncoder, QueryVectors, SparseVectors
+from lightir.vectors import Floats, QueryEncoder, QueryVectors, SparseVectors, normalized
 
 
 class QueryModel:
