@@ -260,8 +260,8 @@ class Contract:
         sparse: sparse head; None without a sparse branch.
         fusion: default fusion.
         query_layers: number of the backbone's first layers that read a query which the model encodes; 0 for all.
-        lead: default weight of the light vector of a document's first words in its stored vector (`IndexOptions.lead`);
-            0 for none. Indexes may override it, so it is not part of the fingerprints.
+        word_weight: default weight of the light vector of a document's own words in its stored vector
+            (`IndexOptions.word_weight`); 0 for none. An index may have another one, so fingerprints leave it out.
         format_version: version of this record's format.
     """
 
@@ -274,16 +274,16 @@ class Contract:
     attention: Literal["causal", "bidirectional", "echo"] = "causal"
     fusion: Fusion = field(default_factory=Fusion)
     query_layers: int = field(default=0, metadata=LATER)
-    lead: float = field(default=0.0, metadata=LATER)
+    word_weight: float = field(default=0.0, metadata=LATER)
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        check_lead(self.lead)
+        check_word_weight(self.word_weight)
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all fields except the defaults of indexes and searches (fusion, lead), 16 hexadecimal digits."""
-        return _hash({key: value for key, value in _decisive(self).items() if key not in ("fusion", "lead")})
+        """Hash of all fields except what indexes and searches may override, 16 hexadecimal digits."""
+        return _hash({key: value for key, value in _decisive(self).items() if key not in OVERRIDABLE})
 
     @property
     def document_fingerprint(self) -> str:
@@ -349,10 +349,10 @@ class Contract:
         return contract
 
 
-def check_lead(weight: float) -> None:
-    """Raise InvalidInput if a weight of documents' first words is not between 0 and 1."""
+def check_word_weight(weight: float) -> None:
+    """Raise InvalidInput if a weight of documents' own words is not between 0 and 1."""
     if not 0 <= weight <= 1:
-        raise InvalidInput(f"lead is {weight}; expected 0 (off) to 1")
+        raise InvalidInput(f"word_weight is {weight}; expected 0 (off) to 1")
 
 
 def external_contract(
@@ -411,6 +411,7 @@ def refuse_external(contract: Contract, owner: str) -> None:
         )
 
 
+OVERRIDABLE = ("fusion", "word_weight")
 DOCUMENT_SIDE = ("backbone", "attention", "document", "dense", "sparse")
 
 

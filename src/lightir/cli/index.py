@@ -234,11 +234,12 @@ def _add_branches(group: Arguments) -> None:
         help="query encoder or model folder to store in the index instead of the one beside the vectors",
     )
     group.add_argument(
-        "--lead",
+        "--word-weight",
         type=float,
         metavar="W",
-        help="weight, 0 to 1, of a document's first 32 words in its dense vector: the vector that they would have as a "
-        "query is added. Queries without a model then find more (default: the model's, 0.3 for minilm)",
+        help="weight, 0 to 1, of a document's own words in its dense vector, above all of its first 32: the vector that "
+        "they would have as a query is added. Queries without a model then find more (default: the model's; minilm: "
+        "0.4)",
     )
 
 
@@ -327,7 +328,7 @@ def index_options(args: argparse.Namespace) -> IndexOptions:
         dense_graph=args.dense_graph,
         analyzer=None if args.analyzer == NO_ANALYZER else args.analyzer,
         segment_documents=args.segment_documents or SEGMENT_DOCUMENTS,
-        lead=args.lead,
+        word_weight=args.word_weight,
     )
 
 
@@ -379,10 +380,10 @@ def build_corpus(
 
     stored = read_stored_vectors(args) if args.vector_file else None
     contract, query_encoder = (None, args.query_encoder) if source else contract_of_corpus(args, stored)
-    dense_options = args.dense_dim or args.dense_dtype or args.sparse_top_k or args.dense_graph or args.lead
+    dense_options = args.dense_dim or args.dense_dtype or args.sparse_top_k or args.dense_graph or args.word_weight
     if contract is None and query_encoder is None and source is None and dense_options:
         raise Misuse(
-            "--dense-dim, --dense-dtype, --dense-graph, --lead and --sparse-top-k require vectors; "
+            "--dense-dim, --dense-dtype, --dense-graph, --word-weight and --sparse-top-k require vectors; "
             "encode the corpus first (lightir encode), or name the model that will encode it (--model)"
         )
     if args.vector_file and (args.passages != AUTO_PASSAGES or args.passage_overlap):

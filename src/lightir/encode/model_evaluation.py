@@ -166,7 +166,7 @@ class _Systems:
     @cached_property
     def _encoded(self) -> Index:
         """The index whose dense vectors are the model's alone, for queries that the model encodes."""
-        if not self._index.view.options.lead:
+        if not self._index.view.options.word_weight:
             return self._index
         return self._opened.enter_context(Index.open(self._prepared.encoded_index(self._analyzer)))
 

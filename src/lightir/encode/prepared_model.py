@@ -96,7 +96,7 @@ class PreparedModel:
         write_query_encoder(out, self.contract, tokenizer, arrays, overwrite=True)
 
     def encoded_index(self, analyzer: str) -> Path:
-        """Build an index of the vectors as the model made them, without light vectors of first words.
+        """Build an index of the vectors as the model made them, without light vectors of words.
 
         Args:
             analyzer: analyzer of the tokens branch.
@@ -106,7 +106,7 @@ class PreparedModel:
             self.work / "encoded",
             contract=self.contract,
             query_encoder=self.query_encoder(),
-            options=IndexOptions(analyzer=analyzer, lead=0),
+            options=IndexOptions(analyzer=analyzer, word_weight=0),
             overwrite=True,
             progress=False,
         )

@@ -22,7 +22,6 @@ from lightir.index.bm25 import mean_length
 from lightir.index.index_options import IndexOptions
 from lightir.index.index_record import ENCODER_FILES, INDEX_VERSION
 from lightir.index.intake import GATHERED_DOCUMENTS, Intake, require_shard, sliced
-from lightir.index.lead import with_lead_weight
 from lightir.index.merging import joining_bar
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.segments.graph import require_usearch
@@ -34,6 +33,7 @@ from lightir.index.segments.segment_writer import write_segment
 from lightir.index.store import Store
 from lightir.index.store_file import STORE_FILE, new_index
 from lightir.index.store_row import StoreRow, store_row
+from lightir.index.word_vectors import with_word_weight
 from lightir.progress import Progress
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard, VectorsReader
@@ -84,7 +84,7 @@ def build_index(
 
     Raises:
         InvalidInput: a doc_id is repeated or empty; vectors have no contract, or another width; there is no branch; a
-            weight of first words is asked for without a query encoder of dense rows.
+            word_weight is asked for without a query encoder of dense rows.
         NotFound, FormatError: the vectors folder or the query encoder is missing, incomplete or damaged.
         ContractMismatch: contract and query encoder belong to different models.
         AlreadyExists: `out` exists and overwrite is off.
@@ -106,7 +106,7 @@ def build_index(
     contract = _joint_contract(contract, encoder)
     _warn_of_width(contract, options.dense_dim)
     analyzer = None if options.analyzer is None else Analyzer(options.analyzer)
-    intake = Intake(contract, analyzer, encoder, with_lead_weight(options, contract, encoder))
+    intake = Intake(contract, analyzer, encoder, with_word_weight(options, contract, encoder))
     return run_build(intake, source, out, query_encoder=query_encoder, progress=progress, overwrite=overwrite)
 
 
@@ -278,5 +278,5 @@ def index_record(intake: Intake) -> dict[str, Any]:
         **({} if intake.options.schema is None else {"schema": dataclasses.asdict(intake.options.schema)}),
         **({} if intake.options.passages is None else {"passages": dataclasses.asdict(intake.options.passages)}),
         **({"boosts": dict(intake.options.boosts)} if intake.options.boosts else {}),
-        **({"lead": intake.options.lead} if intake.options.lead else {}),
+        **({"word_weight": intake.options.word_weight} if intake.options.word_weight else {}),
     }

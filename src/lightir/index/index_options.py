@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from lightir.analysis import BAG
-from lightir.contract import check_lead
+from lightir.contract import check_word_weight
 from lightir.errors import InvalidInput
 from lightir.index.passages.naming import PASSAGE_FIELDS
 from lightir.index.passages.options import PassageOptions
@@ -47,9 +47,9 @@ class IndexOptions:
         boosts: weight from 1 to 100 of each field in BM25 (`lightir.index.text_fields`): "title" and "text", 1 without
             a boost, and metadata fields of text or keywords in the schema, whose words only count with a boost. The
             model reads title and text whatever the boosts.
-        lead: weight, 0 to 1, of the light vector of a document's first words, which is added to its dense vector
-            (`lightir.index.lead`); None for that of the query encoder's contract. It requires a query encoder with
-            dense rows. The light vector is what the query encoder makes of these words, without the model.
+        word_weight: weight, 0 to 1, of the light vector of a document's own words, which is added to its dense vector
+            (`lightir.index.word_vectors`); None for that of the query encoder's contract. It requires a query encoder
+            with dense rows, which makes the light vector as that of a query, without a model.
     """
 
     dense_dim: int | None = None
@@ -61,7 +61,7 @@ class IndexOptions:
     schema: Schema | None = None
     passages: PassageOptions | None = None
     boosts: Mapping[str, int] = field(default_factory=dict)
-    lead: float | None = None
+    word_weight: float | None = None
 
     def __post_init__(self) -> None:
         if self.dense_dtype not in get_args(DenseDtype):
@@ -77,8 +77,8 @@ class IndexOptions:
         if self.passages is not None:
             object.__setattr__(self, "schema", (self.schema or Schema()).with_fields(PASSAGE_FIELDS))
         require_boosts(self.boosts, self.schema, self.analyzer)
-        if self.lead is not None:
-            check_lead(self.lead)
+        if self.word_weight is not None:
+            check_word_weight(self.word_weight)
 
     def sizes(self) -> dict[str, Any]:
         """Return the options under "sizes" in the store's record: how vectors are stored."""

@@ -14,7 +14,6 @@ from lightir.analysis import AUTO, BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, DocumentPolicy
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index.index_options import IndexOptions
-from lightir.index.lead import with_leads
 from lightir.index.passages.splitter import Splitter
 from lightir.index.segments.rows import (
     DenseMatrix,
@@ -26,6 +25,7 @@ from lightir.index.segments.rows import (
     count_weighted_terms,
 )
 from lightir.index.text_fields import counted_fields, field_text
+from lightir.index.word_vectors import with_word_vectors
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
 from lightir.text import QueryPolicy, TextTokenizer, check_text, query_term_ids
@@ -55,8 +55,8 @@ class Intake:
             contract: contract of the model; required for vectors.
             analyzer: analyzer of title and text for the tokens branch; None for no such branch.
             encoder: query encoder, whose tokenizer the analyzers "model" and "bag" use, and passages of an index with
-                a contract; required by a weight of first words (`IndexOptions.lead`).
-            options: options of the index, with the weight that its rows have.
+                a contract; required by a weight of words (`IndexOptions.word_weight`).
+            options: options of the index. A word_weight of None is 0.
         """
         if analyzer is not None and analyzer.name in OF_A_MODEL and encoder is None:
             raise InvalidInput(f"the {analyzer.name!r} analyzer requires a query encoder, whose tokenizer it uses")
@@ -146,8 +146,8 @@ class Intake:
             raise InvalidInput(f"dense_dim is {self.options.dense_dim}; the vectors have 1 to {width} columns")
         if self.contract.dense.similarity == "dot" and self.options.dense_dim not in (None, width):
             raise InvalidInput("dense_dim shortens vectors of length 1, and this model's are compared by dot product")
-        if self.options.lead and self._encoder is not None:
-            rows = with_leads(rows, documents, self._encoder, self.contract.document.title_joiner, self.options.lead)
+        if self.options.word_weight and self._encoder is not None:
+            rows = with_word_vectors(rows, documents, self._encoder, self.options.word_weight)
         narrow = _narrow(rows, self.options.dense_dim)
         return _int8(narrow) if self.options.dense_dtype == "int8" else DenseMatrix(narrow, None)
 

@@ -64,7 +64,7 @@ class IndexInfo:
             are documents' own vectors; None without graphs.
         fields: type of each metadata field, such as "number" or "keyword, key"; None for an index without a schema.
         boosts: boost of each field in BM25 (`IndexOptions.boosts`); None if title and text count alike.
-        lead: weight of the first words in dense rows (`IndexOptions.lead`); None without.
+        word_weight: weight of documents' own words in dense rows (`IndexOptions.word_weight`); None without.
     """
 
     documents: int
@@ -82,7 +82,7 @@ class IndexInfo:
     dense_graph: Mapping[str, float] | None = None
     fields: Mapping[str, str] | None = None
     boosts: Mapping[str, int] | None = None
-    lead: float | None = None
+    word_weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,7 +472,7 @@ def view_info(view: View) -> IndexInfo:
         dense_graph=_graph_info(segments),
         fields=None if view.schema is None else {name: str(known) for name, known in view.schema.fields.items()},
         boosts=dict(view.options.boosts) or None,
-        lead=view.options.lead or None,
+        word_weight=view.options.word_weight or None,
     )
 
 

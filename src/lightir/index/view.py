@@ -635,7 +635,7 @@ def _stored_options(record: Mapping[str, Any], where: str) -> IndexOptions:
         raise FormatError(f"{where} is damaged: its sizes are {type(sizes).__name__}, not an object")
     name = None if analyzer is None else analyzer["name"]
     values = {**sizes, "analyzer": name, "segment_documents": record["segment_documents"]}
-    values |= {name: record[name] for name in ("schema", "passages", "boosts", "lead") if name in record}
+    values |= {name: record[name] for name in ("schema", "passages", "boosts", "word_weight") if name in record}
     if "schema" in values:
         values["schema"] = _without_unused(values["schema"])
     options: IndexOptions = from_json(IndexOptions, values, where)

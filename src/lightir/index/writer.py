@@ -81,7 +81,11 @@ class IndexWriter:
         self._is_outdated = False
         encoder = None
         counts_tokens = view.analyzer is not None and view.analyzer.name in OF_A_MODEL
-        if counts_tokens or view.options.lead or (view.options.passages is not None and view.contract is not None):
+        if (
+            counts_tokens
+            or view.options.word_weight
+            or (view.options.passages is not None and view.contract is not None)
+        ):
             encoder = CachedQueryEncoder.load(folder / QUERY_ENCODER)
         self._intake = Intake(view.contract, view.analyzer, encoder, view.options)
 
