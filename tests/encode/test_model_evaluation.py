@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,22 @@ def test_models_that_encode_documents_alike_share_the_vectors(tmp_path: Path, da
     assert (tmp_path / "work" / "vectors" / "manifest.json").read_bytes() == before
     cached = Contract.load(tmp_path / "work" / "query-encoder")
     assert cached.query.instruction == "look up"
+
+
+def test_queries_through_the_model_search_the_models_own_vectors(tmp_path: Path, dataset: Path) -> None:
+    """A weight of documents' words changes the rows that light queries search, and no reference."""
+    plain = save_model(tmp_path)
+    weighted = tmp_path / "weighted"
+    shutil.copytree(plain, weighted)
+    dataclasses.replace(Contract.load(plain), word_weight=0.9).save(weighted)
+    modes = ["dense", "full", "full+tokens"]
+    scores = {}
+    for model in (plain, weighted):
+        run_dir = tmp_path / f"runs-{model.name}"
+        evaluate_model(model, dataset, tmp_path / "work", systems=SystemOptions(modes), run_dir=run_dir)
+        scores[model] = [(run_dir / f"echo.test.{mode}.trec").read_text() for mode in modes]
+    assert scores[plain][1:] == scores[weighted][1:]
+    assert scores[plain][0] != scores[weighted][0]
 
 
 def test_a_work_folder_of_other_documents_is_refused(tmp_path: Path, dataset: Path) -> None:

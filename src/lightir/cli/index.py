@@ -237,9 +237,9 @@ def _add_branches(group: Arguments) -> None:
         "--word-weight",
         type=float,
         metavar="W",
-        help="weight, 0 to 1, of a document's own words in its dense vector, above all of its first 32: the vector that "
-        "they would have as a query is added. Queries without a model then find more (default: the model's; minilm: "
-        "0.4)",
+        help="weight, 0 to 1, of a document's own words in its dense vector, above all of its first 32: the vector "
+        "that they would have as a query is added. Queries without a model then find more (default: the model's, "
+        "which is 0.4 for minilm)",
     )
 
 

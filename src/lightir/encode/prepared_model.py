@@ -83,6 +83,7 @@ class PreparedModel:
                 cache_vocabulary(self.model, cached, overwrite=True)
             else:
                 self._write_empty_table(cached)
+        self.contract.save(cached)  # with the model's present defaults of indexes and searches
         return cached
 
     def _write_empty_table(self, out: Path) -> None:
