@@ -14,7 +14,6 @@ from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Index, View
 from lightir.index.passages.naming import document_of, first_of_documents
-from lightir.index.segments.columns import Mask
 from lightir.kernel.candidates import Candidates, Request
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.query import CachedQueryEncoder
@@ -28,6 +27,7 @@ from lightir.search.explain import (
     explained,
     make_hit,
     matched_terms,
+    unmatched,
     with_words,
 )
 from lightir.search.external_vectors import GivenQueryVectors
@@ -302,19 +302,16 @@ class Searcher:
         """
         prepared, query = self.prepare(options).read(query)
         view = prepared.view
-        doc_ords = view.doc_ords(doc_id)
-        if not doc_ords:
+        if not (stored := view.doc_ords(doc_id)):
             raise NotFound(f"there is no document {doc_id!r} in {self.index.folder}")
-        if prepared.matching is not None:
-            doc_ords = [doc_ord for doc_ord in doc_ords if _matches(view, prepared.matching, doc_ord)]
-        if not doc_ords:
-            raise InvalidInput(
-                f"document {doc_id!r} does not match the filter or the query's conditions, so no search ranks it"
-            )
+        doc_ords = prepared.that_match(stored)
+        if not len(doc_ords):
+            raise unmatched(doc_id)
         encoded = prepared.encode([Query("", query)])
-        candidates = prepared.rank_with(encoded, np.array(doc_ords, dtype=np.uint32))
-        doc_ord = next(at for at in candidates.doc_ords.tolist() if at in doc_ords)  # its best passage
-        terms = self._branch_terms_of(query, doc_ord, prepared.branches(encoded), prepared.plan)
+        candidates = prepared.rank_with(encoded, doc_ords)
+        best = np.flatnonzero(np.isin(candidates.doc_ords, doc_ords))[0]  # of its passages
+        doc_ord = int(candidates.doc_ords[best])
+        terms = self.branch_terms_of(query, doc_ord, prepared.branches(encoded), prepared.plan)
         pending = bool(view.waits[doc_ord])
         named = doc_ord in prepared.named
         return explained(doc_id, doc_ord, candidates, terms, prepared.plan.fusion, pending=pending, named=named)
@@ -384,7 +381,7 @@ class Searcher:
             )
         return chosen
 
-    def _branch_terms_of(
+    def branch_terms_of(
         self, query: str, doc_ord: int, searched: BranchSearch, chosen: Plan
     ) -> dict[Branch, list[TermScore]]:
         """Return each branch's terms with their scores; a branch without a score of the document has none."""
@@ -461,11 +458,6 @@ def _scoring_branches(view: View, chosen: Plan, doc_ord: int) -> Sequence[Branch
     if view.waits[doc_ord]:
         return [branch for branch in chosen.searched if branch == "tokens"]
     return chosen.branches
-
-
-def _matches(view: View, matching: Sequence[Mask], doc_ord: int) -> bool:
-    at, places = view.locate(np.array([doc_ord], dtype=np.uint32))
-    return bool(matching[int(at[0])][int(places[0])])
 
 
 def _without_encoder(contract: Contract | None) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightir.errors import InvalidInput, NotFound
+from lightir.errors import NotFound
 from lightir.index.metadata_filters import Filter
 from lightir.index.splitting import ShardedManifest
 from lightir.search.searcher import Searcher
-from lightir.search.sharded import ShardedSearcher, Shards
+from lightir.search.shard_set import Shards
+from lightir.search.sharded import ShardedSearcher
 from lightir.serve.member import Member
 from lightir.serve.query_model import QueryModel
 from lightir.serve.schemas import ExplainRequest, SearchRequest
-from lightir.serve.search_answers import search_answer
+from lightir.serve.search_answers import ranking_options, search_answer
 from lightir.serve.serve_options import ServeOptions
 from lightir.serve.service import info_json
 from lightir.serve.text_ranking import text_scores
@@ -104,8 +106,15 @@ class ShardedService:
         return answer | {"missing_shards": sorted(missing)} if missing else answer
 
     def explain(self, asked: ExplainRequest) -> dict[str, Any]:
-        """Raise InvalidInput: shards do not explain scores of documents that a search does not list."""
-        raise InvalidInput('shards explain hits alone: search with "explain": true')
+        """Return a document's score for a query by branch and by term, whether a search finds it or not.
+
+        Raises:
+            NotFound: there is no such document.
+            InvalidInput: bad arguments, or a document that does not match the filter.
+            ShardsMissing: a shard does not answer.
+        """
+        explanation = self._searcher.explain(asked.query, asked.doc_id, ranking_options(asked))
+        return {"query": asked.query, **asdict(explanation)}
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
         """Return the documents with the given ids, in that order; ids without a document are omitted.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightir.errors import InvalidInput, NotFound
 from lightir.index.splitting import ShardedManifest, is_sharded
-from lightir.search.sharded import LocalShards, Shards
+from lightir.search.shard_set import LocalShards, Shards
 from lightir.serve.folder_follower import FolderFollower
 from lightir.serve.folder_index import FolderOptions, is_index, prepare_index
 from lightir.serve.member import Member
