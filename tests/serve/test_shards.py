@@ -192,7 +192,7 @@ def test_the_command_serves_a_folder_of_shards(manifest: ShardedManifest, serve:
     ("arguments", "message"),
     [
         (["serve", "SHARDS", "--watch"], "require a folder of files"),
-        (["serve", "SHARDS", "--processes", "2"], "by one process"),
+        (["serve", "SHARDS", "--processes", "2"], "which one process serves"),
         (["serve", "SHARDS", "--replicas", "2"], "name it with --ray ADDRESS"),
         (["serve", "INDEX", "--ray", "auto"], "lightir split INDEX"),
     ],

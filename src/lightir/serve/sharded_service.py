@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightir.index.splitting import ShardedManifest
 from lightir.search.searcher import Searcher
 from lightir.search.shard_set import Shards
 from lightir.search.sharded import ShardedSearcher
+from lightir.serve.interface import IndexFacts
 from lightir.serve.member import Member
 from lightir.serve.query_model import QueryModel
 from lightir.serve.schemas import ExplainRequest, SearchRequest
@@ -45,6 +47,7 @@ class ShardedService:
         """
         self.folder: Path = manifest.folder
         self.options = options
+        self.source: Path | None = None
         self.member: Member | None = None
         self.writes: WriteQueue | None = None
         self.waits = True
@@ -52,6 +55,24 @@ class ShardedService:
         self._searcher = ShardedSearcher(shards, manifest.branches, passages=manifest.passages)
         self._n_documents = sum(shard.documents for shard in manifest.shards)
         self._first = Searcher(manifest.open(0))
+
+    @property
+    def searcher(self) -> ShardedSearcher:
+        """The searcher of all shards."""
+        return self._searcher
+
+    @cached_property
+    def _facts(self) -> IndexFacts:
+        info, view = self._searcher.info(), self._first.index.view
+        return IndexFacts(info.documents, info.encoded + info.pending, info.pending, view.schema, view.word_analyzer)
+
+    def facts(self) -> IndexFacts:
+        """Return what tools for agents need to know.
+
+        Raises:
+            ShardsMissing: a shard does not answer, and none of them was counted before.
+        """
+        return self._facts
 
     def close(self) -> None:
         """Close the first shard."""
