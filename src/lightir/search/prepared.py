@@ -404,9 +404,9 @@ class PreparedSearch:
         if self._bound.encoded is None:
             return False
         _check_texts(query_ids, texts)
-        rows, groups = self._bound.coding.words(self.view, texts)
-        others = [term for of_query in groups for group in of_query for term in group.terms]
-        return not self.view.pending_match([*rows, others])
+        words = self._bound.coding.words(self.view, texts)
+        others = [term for of_query in words.alternatives for group in of_query for term in group.terms]
+        return not self.view.pending_match([*words.rows, others])
 
     @property
     def _allowed(self) -> list[Allowed] | None:
