@@ -628,7 +628,7 @@ class View:
         return TokenQueries(distinct.tolist(), vectors, ids)
 
     def _facts(self, term: str | int) -> tuple[int, tuple[int, ...], float]:
-        """Return the document frequency of a term, its position in the dictionary of each segment or -1, and its idf."""
+        """Return a term's document frequency, its position in the dictionary of each segment or -1, and its idf."""
         facts = self._terms.get(term)
         if facts is None:
             positions = [live.segment.terms.find(term) for live in self.segments]  # type: ignore[arg-type]

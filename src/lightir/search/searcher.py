@@ -473,10 +473,12 @@ def _rankings_by_syntax(
 
 def _wanted_terms(view: View, query: str, tokens: TokenQueries | None) -> list[str]:
     """Return the distinct terms that snippets of one query show."""
+    also = {} if tokens is None else tokens.words
+    own: Sequence[str]
     if tokens is None or not tokens.analyzed:
-        own, also = view.word_analyzer.terms([query])[0], {} if tokens is None else tokens.words
+        (own,) = view.word_analyzer.terms([query])
     else:
-        own, also = tokens.analyzed[0], tokens.words
+        (own,) = tokens.analyzed
     return list(dict.fromkeys([*own, *also]))
 
 

@@ -66,7 +66,8 @@ def best_passages(
     """Return text and highlights of the texts' `snippets` for distinct terms."""
     searched = [text if len(text) <= SEARCHED_CHARACTERS else text[:SEARCHED_CHARACTERS] for text in texts]
     found = _finder(analyzer).find(searched, wanted, length=length, lead=_LEAD)
-    return [passage or _slow_passage(text, wanted, analyzer, length) for text, passage in zip(texts, found, strict=True)]
+    pairs = zip(texts, found, strict=True)
+    return [passage or _slow_passage(text, wanted, analyzer, length) for text, passage in pairs]
 
 
 def _slow_passage(text: str, wanted: Sequence[str], analyzer: Analyzer, length: int) -> Passage:

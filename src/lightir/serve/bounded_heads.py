@@ -69,7 +69,7 @@ class BoundedHeads(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Tell the app that the body has arrived."""
         super().on_message_complete()
-        self.scope[BODY_ARRIVED] = True  # type: ignore[typeddict-unknown-key]
+        self.scope[BODY_ARRIVED] = True  # type: ignore[literal-required]
 
     def data_received(self, data: bytes) -> None:
         """Parse data, and close the connection if a head is too long."""

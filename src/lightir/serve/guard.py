@@ -76,6 +76,8 @@ BODY_ARRIVED = "lightir.body_arrived"
 
 _JSON = (b"content-type", b"application/json")
 
+SendJson: TypeAlias = Callable[[bytes], Awaitable[None]]
+
 LINGER_S = 1.0
 """Seconds for which the rest of a body is read and dropped before its connection is closed. Closing at once would reset
 the connection of a client that is still sending, which may then not read the answer."""
@@ -148,9 +150,7 @@ class Guard:
             route = scope.get("answered") or getattr(scope.get("route"), "path", "unknown")
             self._metrics.count(scope["method"], str(route), status, time.perf_counter() - started)
 
-    async def _pass(
-        self, scope: Scope, headers: Headers, receive: Receive, send: Send, send_json: Callable[[bytes], Awaitable[None]]
-    ) -> None:
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send, send_json: SendJson) -> None:
         self._check_host(headers)
         self._check_origin(scope["method"], headers)
         scope["role"] = self._check_key(scope["method"], scope["path"], headers)

@@ -134,7 +134,7 @@ def ranking_options(
 _OPTIONS = frozenset({*RankingBody.model_fields, "exclude", "min_score"})
 """Members of a request that are options of the library."""
 
-_DEFAULTS = ranking_options(RankingBody())
+_DEFAULTS = ranking_options(RankingBody.model_validate({}))
 """Options of requests that name none: one object, for which a view keeps what it has prepared."""
 
 
