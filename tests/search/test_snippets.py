@@ -212,7 +212,7 @@ words = st.text("aBciyY_1 -.\u00e9\t", max_size=12)
 def test_all_levels_find_the_same_passages(parts: list[str], wanted: set[str]) -> None:
     text = " ".join([*parts, *(f"filler{part}ab ciab" for part in parts)])
     before = kernel.dispatch()
-    found = []
+    by_level = []
     for level in kernel.available():
         _native.use_level(level)
         finder = PassageFinder(
@@ -221,9 +221,9 @@ def test_all_levels_find_the_same_passages(parts: list[str], wanted: set[str]) -
             han_terms=False,
             same_beginnings=True,
         )
-        found.append(finder.find([text], sorted(wanted), length=60, lead=10))
+        by_level.append(finder.find([text], sorted(wanted), length=60, lead=10))
     _native.use_level(before)
-    assert all(passages == found[0] for passages in found)
+    assert all(passages == by_level[0] for passages in by_level)
 
 
 def test_threads_share_what_was_learned() -> None:

@@ -218,7 +218,7 @@ class View:
             return mean_length(self.collection.total_length, self.collection.n_documents)
         return mean_length(sum(live.total_length for live in self.segments), len(self))
 
-    @property
+    @shared_property
     def n_counted(self) -> int:
         """Number of documents by which words are weighted: those of all shards if the index is one of several."""
         return len(self) if self.collection is None else self.collection.n_documents

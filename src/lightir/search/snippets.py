@@ -65,8 +65,7 @@ def best_passages(
 ) -> list[Passage]:
     """Return text and highlights of the texts' `snippets` for distinct terms."""
     searched = [text if len(text) <= SEARCHED_CHARACTERS else text[:SEARCHED_CHARACTERS] for text in texts]
-    found = _finder(analyzer).find(searched, wanted, length=length, lead=_LEAD)
-    pairs = zip(texts, found, strict=True)
+    pairs = zip(texts, _finder(analyzer).find(searched, wanted, length=length, lead=_LEAD), strict=True)
     return [passage or _slow_passage(text, wanted, analyzer, length) for text, passage in pairs]
 
 
