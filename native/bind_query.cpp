@@ -214,9 +214,10 @@ nb::tuple bind_find(SharedFinder& self, nb::handle texts, const std::vector<std:
         std::optional<nb::gil_scoped_release> released;
         if (n_bytes > many_bytes) released.emplace();
         const std::lock_guard<std::mutex> lock(self.mutex);
+        self.want(wanted, {length, lead});
         for (const std::string_view text : borrowed.views) {
             Passage passage;
-            if (text.data() != nullptr && !self.find(text, wanted, {length, lead}, passage, missing)) break;
+            if (text.data() != nullptr && !self.find(text, passage, missing)) break;
             passages.push_back(std::move(passage));
         }
     }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bind_expansions.hpp"
+#include "bind_hits.hpp"
 #include "bind_query.hpp"
 #include "bind_search.hpp"
 #include "codes.hpp"
@@ -192,4 +193,5 @@ NB_MODULE(_native, m) {
     bind_search(m);
     bind_query(m);
     bind_expansions(m);
+    bind_hits(m);
 }

@@ -61,6 +61,41 @@ struct Avx2 {
         sum_codes(block, columns, n_columns, tables, sums);
     }
 
+    // What a place of Beginnings has for the letters of 32 bytes: two look-ups in 16 entries each. The one whose index has
+    // bit 7 set gives 0.
+    static __m256i in_place(const uint8_t* place, const char* bytes) {
+        const auto half = [&](size_t from) {
+            return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(place + from)));
+        };
+        const __m256i text = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+        const __m256i low = _mm256_and_si256(text, _mm256_set1_epi8(Beginnings::n_low - 1));
+        const __m256i index = _mm256_add_epi8(low, _mm256_set1_epi8(0x70));
+        return _mm256_or_si256(_mm256_shuffle_epi8(half(0), index),
+                               _mm256_shuffle_epi8(half(16), _mm256_xor_si256(index, _mm256_set1_epi8(-128))));
+    }
+    static TextMasks text_masks(const char* bytes, const Beginnings& beginnings) {
+        TextMasks masks;
+        for (size_t part = 0; part < block_bytes; part += 32) {
+            const __m256i text = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + part));
+            const auto within = [](__m256i from, char first, char n) {  // whether first <= from < first + n
+                const __m256i shifted = _mm256_sub_epi8(from, _mm256_set1_epi8(first));
+                return _mm256_cmpeq_epi8(_mm256_min_epu8(shifted, _mm256_set1_epi8(static_cast<char>(n - 1))), shifted);
+            };
+            const auto equal = [&](char byte) { return _mm256_cmpeq_epi8(text, _mm256_set1_epi8(byte)); };
+            const auto bits = [&](__m256i mask) { return uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(mask))} << part; };
+            const __m256i letters = within(_mm256_or_si256(text, _mm256_set1_epi8(0x20)), 'a', 26);
+            masks.words |= bits(_mm256_or_si256(letters, _mm256_or_si256(within(text, '0', 10), equal('_'))));
+            masks.blanks |= bits(_mm256_or_si256(_mm256_or_si256(within(text, 9, 5), within(text, 28, 4)), equal(' ')));
+            masks.others |= bits(text);
+            const __m256i shared = _mm256_and_si256(
+                _mm256_and_si256(in_place(beginnings.first, bytes + part), in_place(beginnings.second, bytes + part + 1)),
+                in_place(beginnings.third, bytes + part + 2));
+            masks.begins |= bits(_mm256_cmpeq_epi8(shared, _mm256_setzero_si256()));
+        }
+        masks.begins = ~masks.begins;
+        return masks;
+    }
+
     // Few entries are above the threshold, so the cheapest test for any comes first.
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m256i limit = _mm256_set1_epi16(static_cast<short>(threshold));

@@ -77,6 +77,32 @@ struct Avx512 {
         sum_codes(block, columns, n_columns, tables, sums);
     }
 
+    // What a place of Beginnings has for the letters of 64 bytes: two look-ups in 16 entries each. The one whose index has
+    // bit 7 set gives 0.
+    static __m512i in_place(const uint8_t* place, const char* bytes) {
+        const auto half = [&](size_t from) {
+            return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(place + from)));
+        };
+        const __m512i low = _mm512_and_si512(_mm512_loadu_si512(bytes), _mm512_set1_epi8(Beginnings::n_low - 1));
+        const __m512i index = _mm512_add_epi8(low, _mm512_set1_epi8(0x70));
+        return _mm512_or_si512(_mm512_shuffle_epi8(half(0), index),
+                               _mm512_shuffle_epi8(half(16), _mm512_xor_si512(index, _mm512_set1_epi8(-128))));
+    }
+    static TextMasks text_masks(const char* bytes, const Beginnings& beginnings) {
+        const __m512i text = _mm512_loadu_si512(bytes);
+        const auto within = [](__m512i from, char first, char n) {  // whether first <= from < first + n
+            return _mm512_cmplt_epu8_mask(_mm512_sub_epi8(from, _mm512_set1_epi8(first)), _mm512_set1_epi8(n));
+        };
+        const auto equal = [&](char byte) { return _mm512_cmpeq_epi8_mask(text, _mm512_set1_epi8(byte)); };
+        TextMasks masks;
+        masks.words = within(_mm512_or_si512(text, _mm512_set1_epi8(0x20)), 'a', 26) | within(text, '0', 10) | equal('_');
+        masks.blanks = within(text, 9, 5) | within(text, 28, 4) | equal(' ');
+        masks.others = _mm512_movepi8_mask(text);
+        const __m512i shared = _mm512_and_si512(in_place(beginnings.first, bytes), in_place(beginnings.second, bytes + 1));
+        masks.begins = _mm512_test_epi8_mask(shared, in_place(beginnings.third, bytes + 2));
+        return masks;
+    }
+
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m512i limit = _mm512_set1_epi16(static_cast<short>(threshold));
         const __m512i low = _mm512_loadu_si512(scores), high = _mm512_loadu_si512(scores + 32);

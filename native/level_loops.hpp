@@ -520,6 +520,7 @@ constexpr Level make_level(const char* name) {
         add_same_to_u16<V>,
         add_to_f32<V, uint8_t>,
         add_to_f32<V, float>,
+        V::text_masks,
     };
 }
 

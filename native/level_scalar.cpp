@@ -89,6 +89,9 @@ struct Scalar {
         for (const uint16_t offset : lowest.lane) any |= offset < first;
         return any;
     }
+    static TextMasks text_masks(const char* bytes, const Beginnings& beginnings) {
+        return baseline_text_masks(bytes, beginnings);
+    }
     static uint64_t above_f32(const float* scores, float threshold) {
         return mask_of<uint32_t>(scores, [=](float score) { return !(score <= threshold); });
     }

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "text_masks.hpp"
+
 namespace lightir {
 
 enum class Element : uint8_t { float16 = 0, float32 = 1, int8 = 2, bfloat16 = 3 };
@@ -138,6 +140,9 @@ struct Level {
     // scores[offsets[i]] += weight * impacts[i] in ascending i; the offsets of one call differ.
     void (*add_u8_to_f32)(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight);
     void (*add_f32_to_f32)(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight);
+
+    // Returns the masks of block_bytes bytes of text, of which block_bytes_read can be read.
+    TextMasks (*text_masks)(const char* bytes, const Beginnings& beginnings);
 };
 
 extern const Level scalar_level;

@@ -82,6 +82,9 @@ struct Neon {
     }
     static bool any_below(Offsets lowest, uint16_t first) { return vminvq_u16(lowest) < first; }
     // Comparisons with NaN are false: such a score is "not at or below".
+    static TextMasks text_masks(const char* bytes, const Beginnings& beginnings) {
+        return baseline_text_masks(bytes, beginnings);
+    }
     static uint64_t above_f32(const float* scores, float threshold) {
         const float32x4_t limit = vdupq_n_f32(threshold);
         uint32x4_t all = vcleq_f32(vld1q_f32(scores), limit);

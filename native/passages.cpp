@@ -5,6 +5,9 @@
 #include <limits>
 #include <random>
 
+#include "dispatch.hpp"
+#include "levels.hpp"
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -39,11 +42,6 @@ uint64_t mixed(uint64_t a, uint64_t b) {
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-// Whether a byte is an ASCII letter, digit or underscore.
-bool is_plain(uint8_t byte) {
-    return static_cast<uint8_t>((byte | 0x20) - 'a') < 26 || static_cast<uint8_t>(byte - '0') < 10 || byte == '_';
-}
-
 // Returns how many of 16 bytes, from the first one on, are ASCII letters, digits and underscores.
 size_t n_plain(const char* bytes) {
 #if defined(__SSE2__)
@@ -63,58 +61,15 @@ size_t n_plain(const char* bytes) {
 #endif
 }
 
-constexpr size_t block_bytes = 64;
-
-// The classes of 64 bytes, a bit each.
-struct Masks {
-    uint64_t words = 0, blanks = 0, others = 0;  // of words, white space, not ASCII
-};
-
-// Whether a byte is ASCII white space as Python has it.
-bool is_plain_blank(uint8_t byte) {
-    return byte == ' ' || static_cast<uint8_t>(byte - 9) < 5 || static_cast<uint8_t>(byte - 28) < 4;
-}
-
-Masks masks_of(const char* bytes) {
-    Masks masks;
-#if defined(__SSE2__)
-    for (size_t part = 0; part < block_bytes; part += 16) {
-        const __m128i text = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + part));
-        const auto within = [](__m128i from, char first, char n) {  // whether first <= from < first + n
-            const __m128i shifted = _mm_sub_epi8(from, _mm_set1_epi8(first));
-            return _mm_cmpeq_epi8(_mm_min_epu8(shifted, _mm_set1_epi8(static_cast<char>(n - 1))), shifted);
-        };
-        const auto equal = [&](char byte) { return _mm_cmpeq_epi8(text, _mm_set1_epi8(byte)); };
-        const auto bits = [&](__m128i mask) { return uint64_t{static_cast<uint32_t>(_mm_movemask_epi8(mask))} << part; };
-        const __m128i letters = within(_mm_or_si128(text, _mm_set1_epi8(0x20)), 'a', 26);
-        masks.words |= bits(_mm_or_si128(letters, _mm_or_si128(within(text, '0', 10), equal('_'))));
-        masks.blanks |= bits(_mm_or_si128(_mm_or_si128(within(text, 9, 5), within(text, 28, 4)), equal(' ')));
-        masks.others |= bits(text);
-    }
-#else
-    for (size_t i = 0; i < block_bytes; ++i) {
-        const auto byte = static_cast<uint8_t>(bytes[i]);
-        masks.words |= uint64_t{is_plain(byte)} << i;
-        masks.blanks |= uint64_t{is_plain_blank(byte)} << i;
-        masks.others |= uint64_t{byte >= 0x80} << i;
-    }
-#endif
-    return masks;
+// Returns the number of bits that are set. The builtin calls a function where the processor may lack the instruction.
+size_t n_bits(uint64_t bits) {
+    bits -= bits >> 1 & 0x5555555555555555u;
+    bits = (bits & 0x3333333333333333u) + (bits >> 2 & 0x3333333333333333u);
+    return ((bits + (bits >> 4)) & 0x0f0f0f0f0f0f0f0fu) * 0x0101010101010101u >> 56;
 }
 
 // Returns a mask of the first n bits, n at most 64.
 uint64_t first_bits(size_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
-
-// The number of a word's beginning: of three characters by their low 5 bits, which tell letters but not their case.
-constexpr size_t n_low = 32, n_beginnings = n_low * n_low * n_low;
-
-size_t beginning(size_t first, size_t second, size_t third) { return (first * n_low + second) * n_low + third; }
-
-// Returns the beginning of a word; what follows a word of one or two letters counts too. The text has 3 bytes from it on.
-size_t beginning_of(const char* word) {
-    const auto low = [&](size_t i) { return static_cast<size_t>(word[i]) & (n_low - 1); };
-    return beginning(low(0), low(1), low(2));
-}
 
 // Sets the first and the last 8 bytes of a word of at most 16, with zeros after its end.
 void load(std::string_view word, const char* text_end, uint64_t& head, uint64_t& tail) {
@@ -227,6 +182,7 @@ void PassageFinder::forget_if_full() {
     words_.clear();
     terms_.clear();
     wanted_.clear();
+    numbers_.clear();
 }
 
 void PassageFinder::learn_word(std::string_view word, const std::vector<std::string>& terms) {
@@ -360,24 +316,23 @@ size_t PassageFinder::word_end(std::string_view text, size_t at, size_t& n_chara
 
 // Sets the beginnings of the ASCII words that may have a wanted term.
 void PassageFinder::want_beginnings(const std::vector<std::string>& wanted) {
-    looked_up_.assign(n_beginnings / 64, same_beginnings_ ? 0 : ~uint64_t{0});
-    if (!same_beginnings_) return;
-    const auto add = [&](size_t first, size_t second, size_t third, size_t n) {
-        for (size_t i = beginning(first, second, third); n > 0; ++i, --n) looked_up_[i / 64] |= uint64_t{1} << i % 64;
-    };
-    constexpr size_t i = 'i' & (n_low - 1), y = 'y' & (n_low - 1);
-    for (const std::string& term : wanted) {
-        const auto low = [&](size_t at) { return static_cast<size_t>(term[at]) & (n_low - 1); };
-        if (term.size() == 1) add(low(0), 0, 0, n_low * n_low);
-        if (term.size() < 2) continue;
-        for (const size_t second : {low(1), low(1) == i ? y : low(1)}) {
-            if (term.size() < 4) {
-                add(low(0), second, 0, n_low);
-            } else {
-                add(low(0), second, low(2), 1);
-                if (low(2) == i) add(low(0), second, y, 1);
-            }
-        }
+    beginnings_ = {};
+    if (!same_beginnings_) {
+        for (uint8_t* place : {beginnings_.first, beginnings_.second, beginnings_.third}) Beginnings::set_all(place, 0xff);
+    }
+    for (size_t term = 0; same_beginnings_ && term < wanted.size(); ++term) {
+        const std::string& text = wanted[term];
+        const auto bit = static_cast<uint8_t>(1u << term % 8);
+        const auto add = [&](uint8_t* place, size_t at) {
+            place[Beginnings::low(text[at])] |= bit;
+            if (text[at] == 'i' && at > 0) place[Beginnings::low('y')] |= bit;
+        };
+        if (text.empty()) continue;
+        add(beginnings_.first, 0);
+        if (text.size() > 1) add(beginnings_.second, 1);
+        else Beginnings::set_all(beginnings_.second, bit);
+        if (text.size() > 3) add(beginnings_.third, 2);
+        else Beginnings::set_all(beginnings_.third, bit);
     }
 }
 
@@ -386,21 +341,21 @@ void PassageFinder::want_beginnings(const std::vector<std::string>& wanted) {
 size_t PassageFinder::scan_blocks(std::string_view text, size_t at, size_t& n, bool& blank, Missing& missing) {
     const char* const text_end = text.data() + text.size();
     size_t counted = n + blank;
-    while (text.size() - at >= block_bytes + 2 && counted <= stop_) {
+    const auto masks_of = level().text_masks;
+    while (text.size() - at >= block_bytes_read && counted <= stop_) {
         const char* const bytes = text.data() + at;
-        const Masks masks = masks_of(bytes);
+        const TextMasks masks = masks_of(bytes, beginnings_);
         size_t end = masks.others == 0 ? block_bytes : static_cast<size_t>(__builtin_ctzll(masks.others));
         const uint64_t before_word = ~masks.words & first_bits(end);  // the last word may go on behind the block
         end = before_word == 0 ? 0 : block_bytes - static_cast<size_t>(__builtin_clzll(before_word));
         if (end == 0) break;
         const uint64_t after_word = masks.words << 1, characters = ~(masks.blanks & (masks.blanks << 1 | blank));
         const auto n_before = [&](size_t i) {
-            return counted + static_cast<size_t>(__builtin_popcountll(characters & first_bits(i)));
+            return counted + n_bits(characters & first_bits(i));
         };
-        for (uint64_t starts = masks.words & ~after_word & first_bits(end); starts != 0; starts &= starts - 1) {
+        uint64_t starts = masks.words & ~after_word & masks.begins & first_bits(end);
+        for (; starts != 0; starts &= starts - 1) {
             const auto start = static_cast<size_t>(__builtin_ctzll(starts));
-            const size_t begins = beginning_of(bytes + start);
-            if ((looked_up_[begins / 64] >> begins % 64 & 1) == 0) continue;
             const auto length = static_cast<size_t>(__builtin_ctzll(~(masks.words >> start)));
             if (length < (han_terms_ ? 1u : 2u)) continue;
             const size_t first = n_before(start);
@@ -472,28 +427,30 @@ void PassageFinder::cut(std::string_view text, Passage& passage, Missing& missin
     const size_t begin = start - (start > 0);  // one character more, which may be a blank
     size_t at = at_start ? 0 : back(text, matches_[best_match_].first_byte, first - begin, missing);
     const uint8_t* const ascii = classes_[0].get();
-    std::string& part = part_;
-    std::vector<size_t>& bytes = bytes_;  // the first byte of each character in part
-    part.clear();
-    bytes.clear();
-    for (bool blank = false; at < text.size() && bytes.size() <= first - begin + size_.length;) {
+    const size_t most = std::min(first - begin + size_.length, text.size() - at) + 2;
+    if (bytes_.size() < most + 1) bytes_.resize(most + 1);
+    if (part_.size() < 4 * most) part_.resize(4 * most);
+    char* const part = part_.data();
+    size_t* const bytes = bytes_.data();  // the first byte of each character in part
+    size_t n = 0, n_bytes = 0;
+    for (bool blank = false; at < text.size() && n <= first - begin + size_.length;) {
         const auto byte = static_cast<uint8_t>(text[at]);
         const uint8_t kind = byte < 0x80 ? ascii[byte] : class_at(text, at, missing);
-        const size_t before = at;
-        at += width_of(text[at]);
+        const size_t width = width_of(text[at]);
+        at += width;
         if ((kind & blank_class) != 0) {
-            blank = begin + bytes.size() > 0;
+            blank = begin + n > 0;
             continue;
         }
         if (blank) {
-            bytes.push_back(part.size());
-            part.push_back(' ');
+            bytes[n++] = n_bytes;
+            part[n_bytes++] = ' ';
         }
         blank = false;
-        bytes.push_back(part.size());
-        for (size_t i = before; i < at; ++i) part.push_back(text[i]);
+        bytes[n++] = n_bytes;
+        for (size_t i = at - width; i < at; ++i) part[n_bytes++] = text[i];
     }
-    bytes.push_back(part.size());
+    bytes[n] = n_bytes;
     const auto is_blank = [&](size_t character) { return part[bytes[character - begin]] == ' '; };
     if (start > 0) {
         for (size_t i = begin; i < first; ++i) {
@@ -514,34 +471,43 @@ void PassageFinder::cut(std::string_view text, Passage& passage, Missing& missin
         }
     }
     passage.cut_after = end < n_characters_;
-    passage.text = part.substr(bytes[start - begin], bytes[end - begin] - bytes[start - begin]);
+    passage.text.assign(part + bytes[start - begin], part + bytes[end - begin]);
     for (const Match& match : matches_) {
         if (match.start >= start && match.end <= end) passage.matches.emplace_back(match.start - start, match.end - start);
     }
 }
 
-bool PassageFinder::find(std::string_view text, const std::vector<std::string>& wanted, PassageSize size,
-                         Passage& passage, Missing& missing) {
+void PassageFinder::want(const std::vector<std::string>& wanted, PassageSize size) {
+    for (const uint32_t number : numbers_) wanted_[number] = WordTerms::no_term;
+    numbers_.clear();
     forget_if_full();
+    for (const std::string& term : wanted) {
+        numbers_.push_back(number_of(term));
+        wanted_[numbers_.back()] = static_cast<uint32_t>(numbers_.size() - 1);
+    }
+    want_beginnings(wanted);
+    size_ = size;
+}
+
+bool PassageFinder::find(std::string_view text, Passage& passage, Missing& missing) {
     if (classes_[0] == nullptr) {
         missing.blocks.push_back(0);
         return false;
     }
-    size_ = size;
     matches_.clear();
     matched_terms_.clear();
-    counts_.assign(wanted.size(), 0);
+    counts_.assign(numbers_.size(), 0);
     window_ = within_ = best_ = best_match_ = 0;
-    stop_ = wanted.empty() ? size.length : std::numeric_limits<size_t>::max();
-    for (size_t i = 0; i < wanted.size(); ++i) wanted_[number_of(wanted[i])] = static_cast<uint32_t>(i);
-    want_beginnings(wanted);
+    stop_ = numbers_.empty() ? size_.length : std::numeric_limits<size_t>::max();
     scan(text, missing);
-    for (const std::string& term : wanted) wanted_[number_of(term)] = WordTerms::no_term;
-    if (missing.blocks.empty() && missing.words.empty()) cut(text, passage, missing);
+    if (missing.blocks.empty() && missing.words.empty()) {
+        cut(text, passage, missing);
+        return true;
+    }
     if (!missing.blocks.empty()) missing.words.clear();  // they may be parts of words
     std::sort(missing.words.begin(), missing.words.end());
     missing.words.erase(std::unique(missing.words.begin(), missing.words.end()), missing.words.end());
-    return missing.blocks.empty() && missing.words.empty();
+    return false;
 }
 
 }  // namespace lightir

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "text_masks.hpp"
+
 namespace lightir {
 
 // What a finder must learn before it can search a text.
@@ -83,9 +85,11 @@ public:
     // Sets the terms of a word. Like `find`, forgets all words first if there are very many.
     void learn_word(std::string_view word, const std::vector<std::string>& terms);
 
+    // Sets the terms and the size of the passages that `find` returns, until words are learned.
+    void want(const std::vector<std::string>& wanted, PassageSize size);
+
     // Returns whether the text was searched; otherwise `missing` says what to learn first.
-    bool find(std::string_view text, const std::vector<std::string>& wanted, PassageSize size, Passage& passage,
-              Missing& missing);
+    bool find(std::string_view text, Passage& passage, Missing& missing);
 
 private:
     struct Match {
@@ -114,14 +118,15 @@ private:
     bool same_beginnings_;
     bool plain_words_ = false;   // whether the ASCII characters of words are letters, digits and underscore
     bool plain_blanks_ = false;  // whether those of white space are the ones that `masks_of` knows
-    std::vector<uint64_t> looked_up_;  // a bit for each beginning of words that may match
+    Beginnings beginnings_{};          // of the ASCII words that may match
     std::vector<std::unique_ptr<uint8_t[]>> classes_;
     WordTerms words_;
     std::unordered_map<std::string, uint32_t> terms_;
     std::vector<uint32_t> wanted_;  // position of each term in the query; `no_term` for others
+    std::vector<uint32_t> numbers_;  // of the query's terms
     std::string name_;              // a buffer for the key of terms_
-    // Of the last text:
     PassageSize size_{0, 0};
+    // Of the last text:
     size_t n_characters_ = 0;           // that were scanned, blanks in a row counted once
     std::vector<Match> matches_;
     std::vector<size_t> matched_terms_;

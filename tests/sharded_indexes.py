@@ -13,7 +13,8 @@ import numpy as np
 from lightir.index import Field, Index, IndexOptions, IndexWriter, PassageOptions, Schema
 from lightir.index.splitting import ShardedManifest
 from lightir.search import Searcher
-from lightir.search.sharded import LocalShards, ShardedSearcher
+from lightir.search.shard_set import LocalShards
+from lightir.search.sharded import ShardedSearcher
 from lightir.types import Document
 from pending_documents import FakeEncoder
 from small_collections import WORDS, word_contract, word_table, write_folder

@@ -38,6 +38,8 @@ AUTO = "auto"
 words when it is built, and stores the name with them: "auto-german", or "auto-german+english", the main language first.
 """
 
+_AUTO_OF_A_LANGUAGE = f"{AUTO}-"
+
 WORDS_KEPT = 2**18
 """Maximum number of words whose terms are kept for phrases."""
 
@@ -146,14 +148,12 @@ class Analyzer:
     @property
     def by_script(self) -> bool:
         """Whether each script has its own rules: "auto" and the like."""
-        return self.name == AUTO or self.name.startswith(f"{AUTO}-")
+        return self.name == AUTO or self.name.startswith(_AUTO_OF_A_LANGUAGE)
 
     @property
     def languages(self) -> scripts.Languages:
         """The languages whose stems Latin words have, the main one first; the name of an analyzer that stems none."""
-        if not self.by_script:
-            return (self.name,)
-        return tuple((self.name[len(AUTO) + 1 :] or "english").split("+"))
+        return _languages_of(self.name)
 
     @property
     def language(self) -> str:
@@ -269,6 +269,13 @@ class Analyzer:
         if self.name == "english":
             words = [word for word in words if word not in ENGLISH_STOP_WORDS]
         return [stem(self.name, word) for word in words]
+
+
+@cache
+def _languages_of(name: str) -> scripts.Languages:
+    if name != AUTO and not name.startswith(_AUTO_OF_A_LANGUAGE):
+        return (name,)
+    return tuple((name[len(AUTO) + 1 :] or "english").split("+"))
 
 
 class _TermOfWord(dict[str, str]):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from lightir.errors import InvalidInput
+from lightir.errors import InvalidInput, NotFound
 from lightir.index.splitting import shard_of, split_index
 from lightir.search import PageOptions, Searcher, SearchOptions
 from lightir.search.language_model import Smoothing
-from lightir.search.sharded import ShardedSearcher, ShardsMissing
+from lightir.search.shard_set import ShardsMissing
+from lightir.search.sharded import ShardedSearcher
 from lightir.types import Query
 from sharded_indexes import Pickled, build_random, opened, whole
 
@@ -132,7 +133,8 @@ def test_pages_are_those_of_one_index(both: Both, search: tuple[int, dict[str, A
     limit, given_options = search
     options = SearchOptions(**{**given_options, "min_score": None})
     sort = data.draw(st.sampled_from([None, None, "n", "n:desc", "brand"]))
-    page = PageOptions(data.draw(st.integers(0, 12)), limit, {"brand": 2, "n": 10}, sort)
+    group = data.draw(st.sampled_from([None, "brand", "n", "ean", "none"]))
+    page = PageOptions(data.draw(st.integers(0, 12)), limit, {"brand": 2, "n": 10}, sort, group)
     query = data.draw(st.sampled_from([*QUERIES, " "]))
     pair = same(
         lambda: both.one.page(query, page, options, full_text=True),
@@ -143,9 +145,24 @@ def test_pages_are_those_of_one_index(both: Both, search: tuple[int, dict[str, A
         assert answered == expected
 
 
-def test_options_without_a_meaning_over_shards_are_refused(both: Both) -> None:
-    with pytest.raises(InvalidInput, match="groups"):
-        both.sharded.page("cat", PageOptions(group="brand"))
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(searches(), st.data())
+def test_explanations_are_those_of_one_index(both: Both, search: tuple[int, dict[str, Any]], data: Any) -> None:
+    excluded = data.draw(st.sampled_from([(), tuple(both.doc_ids[:3])]))
+    options = SearchOptions(**search[1], exclude=excluded)
+    query = data.draw(st.sampled_from([*QUERIES, " "]))
+    listed = [hit.doc_id for hit in both.one.hits("cat dog", 5, SearchOptions(mode="tokens"))]
+    doc_id = data.draw(st.sampled_from([*listed, *both.doc_ids, "no document"]))
+    try:
+        expected = both.one.explain(query, doc_id, options)
+    except (InvalidInput, NotFound) as error:
+        with pytest.raises(type(error)):
+            both.sharded.explain(query, doc_id, options)
+        return
+    assert both.sharded.explain(query, doc_id, options) == expected
+
+
+def test_language_models_of_words_are_refused(both: Both) -> None:
     with pytest.raises(InvalidInput, match="dirichlet counts"):
         both.sharded.search(["cat"], options=SearchOptions(mode="tokens", smoothing=Smoothing("dirichlet", 100.0)))
 
@@ -161,6 +178,8 @@ def test_without_a_shard_its_documents_are_missing_and_it_is_named(both: Both) -
             with pytest.raises(ShardsMissing, match=f"do not answer: {silent}; "):
                 both.sharded.search(["cat dog"], 1000)
             missing: set[int] = set()
+            with pytest.raises(ShardsMissing, match=f"do not answer: {silent}; "):
+                both.sharded.explain("cat dog", "no document")
             hits = both.sharded.allowing(missing).hits("cat dog", 1000, by_words)
             answered = [(hit.doc_id, hit.score) for hit in hits]
             assert missing == {silent}

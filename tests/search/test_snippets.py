@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
+from lightir import kernel
 from lightir.analysis import Analyzer
 from lightir.errors import InvalidInput
 from lightir.kernel import _native
@@ -201,6 +202,28 @@ def test_texts_together_have_the_snippets_of_each_alone(texts: list[str], query:
     wanted = frozenset(analyzer.terms([query])[0])
     expected = [slow_snippet(text, wanted, analyzer, length=SNIPPET_CHARACTERS) for text in asked]
     assert snippets(asked, query, analyzer) == expected
+
+
+words = st.text("aBciyY_1 -.\u00e9\t", max_size=12)
+
+
+@settings(max_examples=60)
+@given(st.lists(words, max_size=60), st.sets(st.text("abciy1_", min_size=1, max_size=3), max_size=12))
+def test_all_levels_find_the_same_passages(parts: list[str], wanted: set[str]) -> None:
+    text = " ".join([*parts, *(f"filler{part}ab ciab" for part in parts)])
+    before = kernel.dispatch()
+    by_level = []
+    for level in kernel.available():
+        _native.use_level(level)
+        finder = PassageFinder(
+            lambda asked: [[word.lower()[:3]] for word in asked],
+            Analyzer("words").character_classes,
+            han_terms=False,
+            same_beginnings=True,
+        )
+        by_level.append(finder.find([text], sorted(wanted), length=60, lead=10))
+    _native.use_level(before)
+    assert all(passages == by_level[0] for passages in by_level)
 
 
 def test_threads_share_what_was_learned() -> None:

@@ -28,6 +28,7 @@ SHARDS = 2
 BODIES: tuple[dict[str, Any], ...] = (
     {"query": "cat dog", "k": 50},
     {"query": "the cat and the dog at the well", "k": 5, "explain": True},
+    {"query": "the cat and the dog", "k": 3, "group": "brand"},
     {"query": "cat", "k": 5, "offset": 2, "facets": ["brand"], "sort": "n"},
     {"query": ["cat", "brand:a dog"], "ids_only": True, "k": 100},
 )

@@ -85,6 +85,12 @@ def timeless(answer: Any) -> Any:
         ("/v1/search", {"query": " ", "filter": {"n": {"gte": 2}}, "facets": ["n"]}),
         ("/v1/search", {"query": ["cat", "brand:a dog", ""], "k": 100, "ids_only": True}),
         ("/v1/search", {"query": ["cat", "dog"], "allow_partial": True}),
+        ("/v1/search", {"query": "cat dog", "k": 3, "offset": 1, "group": "brand", "facets": ["n"]}),
+        ("/v1/search", {"query": " ", "k": 3, "group": "n", "sort": "brand:desc"}),
+        ("/v1/search", {"query": "cat", "group": "none"}),
+        ("/v1/explain", {"query": "cat dog", "doc_id": "d-1"}),
+        ("/v1/explain", {"query": "cat dog", "doc_id": "d-2", "mode": "tokens"}),
+        ("/v1/explain", {"query": "cat", "doc_id": "none"}),
         ("/v1/search", {"query": "cat", "mode": "none"}),
         ("/v1/search", {"query": "cat", "filter": {"n": {"about": 2}}}),
         ("/v1/list", {"limit": 7}),
@@ -132,11 +138,12 @@ def test_without_a_shard_an_answer_is_an_error_or_names_the_shard(both: Both) ->
         several = both.sharded.post("/v1/search", json={"query": ["cat", "dog"], "allow_partial": True}).json()
         described = both.sharded.get("/v1/info")
         listed = both.sharded.post("/v1/list", json={})
+        explained = both.sharded.post("/v1/explain", json={"query": "cat", "doc_id": every[0]["doc_id"]})
     assert partial["missing_shards"] == several["missing_shards"] == [1]
     assert partial["hits"] == [hit for hit in every if shard_of(hit["doc_id"], SHARDS) != 1]
     assert 0 < len(partial["hits"]) < len(every)
     assert len(several["results"]) == 2
-    assert described.status_code == listed.status_code == 503
+    assert described.status_code == listed.status_code == explained.status_code == 503
     assert "missing_shards" not in both.sharded.post("/v1/search", json={**asked, "allow_partial": True}).json()
 
 
@@ -160,10 +167,15 @@ def test_readiness_and_metrics_name_missing_shards(both: Both) -> None:
     assert "lightir_missing_shards 2.0" in metrics
 
 
-def test_what_shards_cannot_do_is_refused(both: Both) -> None:
-    explained = both.sharded.post("/v1/explain", json={"query": "cat", "doc_id": "d-1"})
-    assert (explained.status_code, explained.json()["detail"][:21]) == (400, "shards explain hits a")
-    assert both.sharded.post("/v1/search", json={"query": "cat", "group": "brand"}).status_code == 400
+def test_every_document_is_explained_as_in_one_index(both: Both) -> None:
+    for doc_id in both.one.post("/v1/list", json={"limit": 1000}).json()["doc_ids"]:
+        asked = {"query": "the cat and the dog", "doc_id": doc_id}
+        expected, answered = (client.post("/v1/explain", json=asked) for client in (both.one, both.sharded))
+        assert answered.status_code == 200
+        assert timeless(answered.json()) == timeless(expected.json())
+
+
+def test_shards_take_no_changes(both: Both) -> None:
     changed = both.sharded.put("/v1/documents/x", json={"text": "x"})
     assert changed.status_code == 403
     assert "change the index that was split" in changed.json()["detail"]
@@ -180,7 +192,7 @@ def test_the_command_serves_a_folder_of_shards(manifest: ShardedManifest, serve:
     ("arguments", "message"),
     [
         (["serve", "SHARDS", "--watch"], "require a folder of files"),
-        (["serve", "SHARDS", "--processes", "2"], "by one process"),
+        (["serve", "SHARDS", "--processes", "2"], "which one process serves"),
         (["serve", "SHARDS", "--replicas", "2"], "name it with --ray ADDRESS"),
         (["serve", "INDEX", "--ray", "auto"], "lightir split INDEX"),
     ],

@@ -4,7 +4,8 @@ The tools search, get and list_filters return passages with ids and places to ci
 starts this command and talks to it over stdin and stdout. With --http it listens at an address instead, for several
 agents, at the path /mcp.
 
-A folder is indexed by BM25 at once and encoded while it is searched, as by lightir serve.
+A folder is indexed by BM25 at once and encoded while it is searched, as by lightir serve. A folder of shards (lightir
+split) is searched as one index.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ EXAMPLES = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("path", metavar="PATH", help="index folder, or folder of files to serve")
+    parser.add_argument("path", metavar="PATH", help="index folder, folder of shards, or folder of files to serve")
     add_folder(parser.add_argument_group("folder of files"))
     http = parser.add_argument_group("streamable HTTP")
     http.add_argument("--http", action="store_true", help="listen at an address (default: stdin and stdout)")

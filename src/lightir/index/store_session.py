@@ -49,10 +49,16 @@ class StoreSession:
 
     def select(self, statement: str, arguments: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         """Return the rows of a statement that only reads."""
-        with self.in_use() as connection, named(self.path):
-            rows: list[Any] = connection.execute(statement, arguments).fetchall()
-            connection.check_unchanged()
-            return rows
+        while True:  # as in `in_use`, whose generator would take as long as the statement
+            connection = self.opened
+            with connection.lock:
+                if connection is not self.opened:
+                    continue
+                usable = connection.usable()
+                with named(self.path):
+                    rows: list[Any] = usable.execute(statement, arguments).fetchall()
+                    usable.check_unchanged()
+                    return rows
 
     def close(self) -> None:
         """Close the file. An unfinished new store is lost."""

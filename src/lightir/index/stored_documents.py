@@ -6,7 +6,8 @@ import itertools
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,21 @@ KEYS_AT_ONCE = 50_000
 TEXTS_AT_ONCE = 1000
 """Maximum number of texts that are read at once."""
 
+FEW_KEYS = 64
+"""Maximum number of keys that a statement has as parameters; more are passed as JSON, which SQLite has to parse."""
+
 _DECODER = json.JSONDecoder()
 
+_SELECT = (
+    "SELECT wanted.value, doc_id, text, title, metadata.value FROM {} AS wanted "
+    "CROSS JOIN documents ON documents.doc_key = wanted.value "
+    "CROSS JOIN metadata ON metadata.doc_key = wanted.value"
+)
+
 DocKeys = npt.NDArray[np.int64]
+
+DocumentFields: TypeAlias = tuple[str, str, str, dict[str, Any]]
+"""The id, text, title and metadata of a document."""
 
 
 class StoredDocuments:
@@ -57,8 +70,6 @@ class StoredDocuments:
         return documents
 
     def _metadata(self, doc_id: str, value: Any) -> dict[str, Any]:
-        if value == "{}":
-            return {}
         try:
             metadata: dict[str, Any]
             metadata, end = _DECODER.raw_decode(value)  # half of the time of json.loads
@@ -181,17 +192,23 @@ class StoredDocuments:
 
     def of(self, keys: Iterable[int]) -> dict[int, Document]:
         """Return the documents with the given keys, by key, in that order; deleted ones are omitted."""
-        statement = (
-            "SELECT wanted.value, doc_id, text, title, metadata.value FROM json_each(:keys) AS wanted "
-            "CROSS JOIN documents ON documents.doc_key = wanted.value "
-            "CROSS JOIN metadata ON metadata.doc_key = wanted.value"
-        )
-        documents = {}
         remaining = iter(keys)
+        documents = {}
         while some := list(itertools.islice(remaining, TEXTS_AT_ONCE)):
-            for key, doc_id, text, title, metadata in self._session.select(statement, {"keys": json.dumps(some)}):
-                documents[key] = Document(doc_id, text, title, self._metadata(doc_id, metadata))
+            for key, (doc_id, text, title, metadata) in self.fields_of(some).items():
+                documents[key] = Document(doc_id, text, title, metadata)
         return documents
+
+    def fields_of(self, keys: Sequence[int]) -> dict[int, DocumentFields]:
+        """Return the fields of the documents with the given keys, by key, in that order; deleted ones are omitted."""
+        if len(keys) <= FEW_KEYS:
+            rows = self._session.select(_select_few(len(keys)), keys) if keys else []
+        else:
+            rows = self._session.select(_SELECT.format("json_each(:keys)"), {"keys": json.dumps(list(keys))})
+        return {
+            key: (doc_id, text, title, {} if metadata == "{}" else self._metadata(doc_id, metadata))
+            for key, doc_id, text, title, metadata in rows
+        }
 
     def ids_by_key(self) -> list[tuple[int, str]]:
         """Return the key and the id of every document, by key."""
@@ -263,6 +280,12 @@ class StoredDocuments:
         arguments = [(key,) for key in keys.tolist()]
         self._session.connection.executemany("DELETE FROM documents WHERE doc_key = ?", arguments)
         self._session.connection.executemany("DELETE FROM metadata WHERE doc_key = ?", arguments)
+
+
+@cache
+def _select_few(n: int) -> str:
+    values = ", ".join(["(?)"] * n)
+    return _SELECT.format(f"(SELECT column1 AS value FROM (VALUES {values}))")
 
 
 _JSON_TYPES: dict[type, str] = {int: "integer", float: "real", str: "text", list: "array", dict: "object"}

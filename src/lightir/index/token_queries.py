@@ -62,6 +62,8 @@ class TokenQueries:
         words: term -> word of a query that the term is an alternative to.
         unknown: (n,) float64, what the sum of a query's weights lacks of the weight of all its own words: that of words
             without a document, less that of alternatives. None for bags.
+        analyzed: the terms of each query's words, also of those that the search leaves out or replaces; empty where
+            terms are the model's.
     """
 
     terms: Sequence[str | int]
@@ -69,6 +71,7 @@ class TokenQueries:
     places: Sequence[npt.NDArray[np.int64]]
     words: Mapping[str, str] = field(default_factory=dict)
     unknown: npt.NDArray[np.float64] | None = None
+    analyzed: Sequence[Sequence[str]] = ()
 
     def of_segment(self, position: int) -> QueryTerms:
         """Return the queries over the term ids of one segment; terms that it lacks are omitted."""

@@ -6,7 +6,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from lightir.index.segments.segment import Segment
 from lightir.index.shared_property import shared_property
 from lightir.index.store import Store
 from lightir.index.store_file import STORE_FILE
-from lightir.index.stored_documents import DocKeys
+from lightir.index.stored_documents import DocKeys, DocumentFields
 from lightir.index.token_queries import Alternatives, TokenQueries
 from lightir.index.word_dictionary import WordDictionary
 from lightir.kernel.segments import DenseSegments, DocumentIds, SparseRows, SparseSegments
@@ -40,6 +40,8 @@ from lightir.vectors import SparseVectors, row_entries
 
 if TYPE_CHECKING:
     from lightir.index.collection import CollectionCounts
+
+Stored = TypeVar("Stored")
 
 FILTERS_KEPT = 16
 """Maximum number of filters, and of phrases, whose bitmaps a view caches."""
@@ -100,7 +102,7 @@ class View:
             opened = {live.number: live for live in before.segments}
         self.segments: tuple[LiveSegment, ...] = tuple(self._open(store.segments(), opened, skip_damaged))
         self._first_ords = np.array([live.first_ord for live in self.segments], dtype=np.int64)
-        self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
+        self._terms: dict[str | int, tuple[int, tuple[int, ...], float]] = {}
         self._matching: OrderedDict[metadata_filters.Node, list[Mask]] = OrderedDict()
         self._phrases: OrderedDict[str, list[Mask]] = OrderedDict()
         self.n_scans = 0
@@ -216,7 +218,7 @@ class View:
             return mean_length(self.collection.total_length, self.collection.n_documents)
         return mean_length(sum(live.total_length for live in self.segments), len(self))
 
-    @property
+    @shared_property
     def n_counted(self) -> int:
         """Number of documents by which words are weighted: those of all shards if the index is one of several."""
         return len(self) if self.collection is None else self.collection.n_documents
@@ -315,7 +317,16 @@ class View:
             FormatError: the store lacks a document that a segment lists.
         """
         keys = self._keys_at(doc_ords)
-        stored = self.store.documents.of(keys)
+        return self._all_stored(doc_ords, keys, self.store.documents.of(keys))
+
+    def fields_at(self, doc_ords: npt.NDArray[np.uint32]) -> list[DocumentFields]:
+        """Return the fields of the documents that `documents_at` returns; for a few documents."""
+        keys = self._keys_at(doc_ords)
+        return self._all_stored(doc_ords, keys, self.store.documents.fields_of(keys))
+
+    def _all_stored(
+        self, doc_ords: npt.NDArray[np.uint32], keys: Sequence[int], stored: Mapping[int, Stored]
+    ) -> list[Stored]:
         try:
             return [stored[key] for key in keys]
         except KeyError as error:
@@ -506,6 +517,7 @@ class View:
         *,
         idfs: bool = True,
         alternatives: Sequence[Sequence[Alternatives]] = (),
+        analyzed: Sequence[Sequence[str]] = (),
     ) -> TokenQueries:
         """Return analyzed queries for the tokens branch.
 
@@ -514,28 +526,31 @@ class View:
             idfs: whether weights are count x idf, for BM25, or counts.
             alternatives: further words of each query, for BM25; empty if no query has any. A term's weight is the sum
                 of its own and those that groups of alternatives give it: factor x idf of the group's most frequent one.
+            analyzed: `TokenQueries.analyzed`.
 
         Raises:
             InvalidInput: the index has no tokens branch.
         """
         self.require("tokens")
-        groups = alternatives if any(alternatives) else [()] * len(rows)
-        others = {term for of_query in groups for group in of_query for term in group.terms}
-        facts = {term: self._facts(term) for term in sorted({term for row in rows for term in row} | others)}
-        terms = [term for term, (df, _) in facts.items() if df]
+        groups = alternatives if any(alternatives) else ()
+        named = {term for row in rows for term in row}
+        named.update(term for of_query in groups for group in of_query for term in group.terms)
+        facts = {term: self._facts(term) for term in sorted(named)}
+        terms = [term for term, (df, _, _) in facts.items() if df]
         position_of = {term: position for position, term in enumerate(terms)}
-        n_docs = self.n_counted
-        factors = [idf(n_docs, facts[term][0]) if idfs else 1.0 for term in terms]
+        of_unknown = idf(self.n_counted, 0) if idfs else 1.0
         # One query at a time in plain Python, since for a few queries each array operation costs more than it saves.
         weights: list[list[tuple[int, float]]] = []
-        unknown = np.zeros(len(rows))
-        for i, row in enumerate(rows):
+        unknown = []
+        for row in rows:
             counts: dict[int, int] = {}
             for term in row:
                 position = position_of.get(term, -1)
                 counts[position] = counts.get(position, 0) + 1
-            unknown[i] = (idf(n_docs, 0) if idfs else 1.0) * counts.pop(-1, 0)
-            weights.append([(position, counts[position] * factors[position]) for position in sorted(counts)])
+            unknown.append(of_unknown * counts.pop(-1, 0))
+            weights.append(
+                [(at, count * facts[terms[at]][2] if idfs else float(count)) for at, count in sorted(counts.items())]
+            )
         for i, of_query in enumerate(groups):
             if of_query:
                 before = sum(value for _, value in weights[i])
@@ -543,7 +558,7 @@ class View:
                 unknown[i] += before - sum(value for _, value in weights[i])
                 unknown[i] += self._weight_of_replaced(rows[i], of_query)
         pairs = [pair for row in weights for pair in row]
-        vectors = SparseVectors(
+        vectors = SparseVectors.unchecked(
             np.array([0, *itertools.accumulate(map(len, weights))], dtype=np.int64),
             np.array([position for position, _ in pairs], dtype=np.uint32),
             np.array([weight for _, weight in pairs], dtype=np.float32),
@@ -551,7 +566,7 @@ class View:
         )
         words = {term: group.word for of_query in groups for group in of_query for term in group.terms}
         ids = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
-        return TokenQueries(terms, vectors, list(ids.T), words, unknown)
+        return TokenQueries(terms, vectors, list(ids.T), words, np.array(unknown, dtype=np.float64), analyzed)
 
     def _with_alternatives(
         self, row: Sequence[tuple[int, float]], groups: Sequence[Alternatives], position_of: Mapping[str | int, int]
@@ -612,8 +627,8 @@ class View:
         vectors = SparseVectors(queries.indptr, positions.astype(np.uint32), queries.weights, max(len(distinct), 1))
         return TokenQueries(distinct.tolist(), vectors, ids)
 
-    def _facts(self, term: str | int) -> tuple[int, tuple[int, ...]]:
-        """Return the document frequency of a term, and its position in the dictionary of each segment, or -1."""
+    def _facts(self, term: str | int) -> tuple[int, tuple[int, ...], float]:
+        """Return a term's document frequency, its position in the dictionary of each segment or -1, and its idf."""
         facts = self._terms.get(term)
         if facts is None:
             positions = [live.segment.terms.find(term) for live in self.segments]  # type: ignore[arg-type]
@@ -622,7 +637,7 @@ class View:
                 df = self.collection.frequency(term)
             else:
                 df = sum(live.df(position) for live, position in pairs if position is not None)
-            facts = df, tuple(-1 if position is None else position for position in positions)
+            facts = df, tuple(-1 if position is None else position for position in positions), idf(self.n_counted, df)
             if len(self._terms) >= TERMS_KEPT:
                 self._terms.clear()
             self._terms[term] = facts

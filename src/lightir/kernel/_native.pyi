@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.kernel.query import ByLibrary
-from lightir.types import Ranking
+from lightir.types import BranchScore, Hit, Ranking
 from lightir.vectors import QueryVectors, Ragged, SparseVectors
 
 _Array = npt.NDArray[Any]
@@ -59,6 +59,19 @@ class PassageFinder:
     def find(
         self, texts: Sequence[str], wanted: list[str], length: int, lead: int, /
     ) -> tuple[list[tuple[str, tuple[tuple[int, int], ...]] | None], list[int], list[str]]: ...
+
+class HitMaker:
+    def __init__(self, hit: type[Hit], branch: type[BranchScore], /) -> None: ...
+    def make(
+        self,
+        documents: list[tuple[str, str, dict[str, Any]]],
+        passages: list[tuple[str, tuple[tuple[int, int], ...]]],
+        scores: _Array,
+        columns: list[tuple[str, float, _Array, _Array, _Array]],
+        pending: list[bool] | None,
+        named: list[bool] | None,
+        /,
+    ) -> list[Hit]: ...
 
 def mean_rows(
     table: _Array,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,20 @@ from lightir.search.word_matching import EXACT_WORDS, WordMatching
 from lightir.text import check_text
 from lightir.types import Query
 from lightir.vectors import Floats, QueryEncoder, QueryVectors, SparseVectors, normalized
+
+
+class QueryWords(NamedTuple):
+    """The words of n queries.
+
+    Attributes:
+        rows: terms of each query.
+        alternatives: further words of each query; empty if no query has any.
+        analyzed: terms of each query's own words, also of those that are left out or replaced.
+    """
+
+    rows: list[list[str]]
+    alternatives: list[list[Alternatives]]
+    analyzed: list[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +77,21 @@ class QueryCoding:
 
     def _word_queries(self, view: View, texts: Sequence[str]) -> TokenQueries:
         view.require("tokens")
-        rows, alternatives = self.words(view, texts)
-        return view.token_queries(rows, idfs=self.smoothing is None, alternatives=alternatives)
+        words = self.words(view, texts)
+        return view.token_queries(
+            words.rows, idfs=self.smoothing is None, alternatives=words.alternatives, analyzed=words.analyzed
+        )
 
-    def words(self, view: View, texts: Sequence[str]) -> tuple[list[list[str]], list[list[Alternatives]]]:
-        """Return each query's terms, and the alternatives to its words."""
+    def words(self, view: View, texts: Sequence[str]) -> QueryWords:
+        """Return the words of queries as they are searched."""
         assert view.analyzer is not None  # the tokens branch is there
         if self.matching == EXACT_WORDS:
-            return view.analyzer.terms(texts), []
+            rows = view.analyzer.terms(texts)
+            return QueryWords(rows, [], rows)
         expanded = [self.matching.expand(view, text) for text in texts]
-        return [row for row, _ in expanded], [groups for _, groups in expanded]
+        return QueryWords(
+            [row for row, _, _ in expanded], [groups for _, groups, _ in expanded], [own for _, _, own in expanded]
+        )
 
     def _vectors(self, encoder: QueryEncoder, texts: Sequence[str]) -> QueryVectors:
         """Return the queries' vectors; a query that holds only unknown terms has those of the empty query.

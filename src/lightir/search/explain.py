@@ -13,6 +13,7 @@ import numpy as np
 from lightir import kernel
 from lightir.analysis import Analyzer
 from lightir.contract import Fusion
+from lightir.errors import InvalidInput
 from lightir.index import View
 from lightir.index.passages.naming import passage_of, without_place
 from lightir.kernel import Weights
@@ -93,6 +94,13 @@ def explained(
         terms={branch: tuple(terms[branch]) for branch in BRANCHES if branch in terms},
         pending=pending,
         named=named,
+    )
+
+
+def unmatched(doc_id: str) -> InvalidInput:
+    """Return the error of a document that the filter or the query's conditions leave out."""
+    return InvalidInput(
+        f"document {doc_id!r} does not match the filter or the query's conditions, so no search ranks it"
     )
 
 

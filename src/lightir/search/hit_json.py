@@ -18,7 +18,7 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
         "pending": hit.pending,
         "title": hit.title,
         "snippet": hit.snippet,
-        "highlights": [list(span) for span in hit.highlights],
+        "highlights": [*hit.highlights],
         "metadata": dict(hit.metadata),
         "branches": branches,
     }

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import InvalidInput
-from lightir.index.listing import Sort
+from lightir.index.listing import Listing, Sort
 from lightir.index.metadata_filters import Filter
 from lightir.index.reader import IndexInfo
 from lightir.index.segments.columns import Mask
+from lightir.index.view import View
 from lightir.kernel import DocOrds, Scores
 from lightir.kernel.candidates import Candidates
 from lightir.search.branches import BranchSearch
@@ -30,7 +31,7 @@ from lightir.search.prepared import PreparedSearch
 from lightir.search.query_syntax import parse_query
 from lightir.search.search_options import MAX_COUNT, SearchOptions
 from lightir.search.searcher import Searcher
-from lightir.types import Branch, Document, Hit, Query
+from lightir.types import Branch, Document, Hit, Query, TermScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,34 @@ class IdsQuestion:
     limit: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class GroupsQuestion:
+    """Documents of a shard whose groups are asked for.
+
+    Attributes:
+        doc_ids: ids of stored documents.
+        field: field whose values are groups.
+    """
+
+    doc_ids: tuple[str, ...]
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredQuestion:
+    """A document that is to be explained.
+
+    Attributes:
+        query: text of the query.
+        options: options of the search.
+        doc_id: id of the document, or of a stored passage.
+    """
+
+    query: str
+    options: SearchOptions
+    doc_id: str
+
+
 class IndexShard:
     """Answers for one shard. Safe to use from several threads."""
 
@@ -234,7 +263,7 @@ class IndexShard:
         if text.strip() and (question.explain or not prepared.takes_texts):
             encoded = prepared.encode([Query("", text)])
         ranked = question.ranked
-        candidates = Candidates(self._doc_ords(prepared, question.doc_ids), ranked.scores, ranked.columns)
+        candidates = Candidates(self._doc_ords(prepared.view, question.doc_ids), ranked.scores, ranked.columns)
         return self.searcher.hits_of(
             text, candidates, prepared, encoded, explain=question.explain, full_text=question.full_text
         )
@@ -246,7 +275,7 @@ class IndexShard:
             InvalidInput: a field has no type.
         """
         prepared, text = self.searcher.prepare(question.options).read(question.query)
-        ranked = None if question.ranked is None else self._doc_ords(prepared, question.ranked)
+        ranked = None if question.ranked is None else self._doc_ords(prepared.view, question.ranked)
         encoded = None if ranked is None else prepared.encode([Query("", text)])
         matches = matches_of(prepared, encoded, ranked)
         facets = {
@@ -258,6 +287,30 @@ class IndexShard:
         else:
             first = [(False, 0, doc_id) for doc_id in prepared.view.doc_ids(matches.first(question.n))]
         return ShardMatches(len(matches), facets, first)
+
+    def groups(self, question: GroupsQuestion) -> list[Any]:
+        """Return the group of each document: its value of a field, of a list the least; None without a value.
+
+        Raises:
+            InvalidInput: the field has no type.
+        """
+        view = self.searcher.index.view
+        listing = Listing(view, [live.live for live in view.segments])
+        return [*listing.groups_of(self._doc_ords(view, question.doc_ids).tolist(), question.field)]
+
+    def stored(self, question: StoredQuestion) -> tuple[str, ...] | None:
+        """Return ids of the document or its passages, of which the search may find each; None if it is not here."""
+        prepared, _ = self.searcher.prepare(question.options).read(question.query)
+        doc_ords = prepared.view.doc_ords(question.doc_id)
+        return tuple(prepared.view.doc_ids(prepared.that_match(doc_ords))) if doc_ords else None
+
+    def terms(self, question: StoredQuestion) -> tuple[bool, dict[Branch, list[TermScore]]]:
+        """Return whether a stored document is pending, and each branch's terms with their scores of it."""
+        prepared, text = self.searcher.prepare(question.options).read(question.query)
+        (doc_ord,) = self._doc_ords(prepared.view, [question.doc_id]).tolist()
+        encoded = prepared.encode([Query("", text)])
+        terms = self.searcher.branch_terms_of(text, doc_ord, prepared.branches(encoded), prepared.plan)
+        return bool(prepared.view.waits[doc_ord]), terms
 
     def get(self, doc_ids: Sequence[str]) -> dict[str, Document]:
         """Return documents by id; ids of other shards are ignored."""
@@ -283,14 +336,14 @@ class IndexShard:
         question: ListsQuestion,
         named: tuple[Named, ...] = (),
     ) -> list[ShardLists]:
-        if prepared.lists_all:
+        if prepared.lists_all and not question.also:
             return [self._first(prepared, query, question) for query in queries]
         encoded = prepared.encode(queries)
         searched = prepared.branches(encoded)
         alone = len(prepared.plan.searched) == 1 and not question.options.syntax and not question.also
         n = (question.k if alone else max(question.k, prepared.depth)) + question.more
         tops = {branch: searched.top(branch, min(n, MAX_COUNT)) for branch in prepared.plan.searched}
-        further = self._doc_ords(prepared, [*question.also, *(doc_id for one in named for doc_id in one.doc_ids)])
+        further = self._doc_ords(prepared.view, [*question.also, *(doc_id for one in named for doc_id in one.doc_ids)])
         answers = []
         for i, query in enumerate(queries):
             listed = {branch: ranked[i].doc_ords for branch, ranked in tops.items()}
@@ -338,9 +391,9 @@ class IndexShard:
             named.append(Named(is_exact, tuple(view.doc_ids(doc_ords))))
         return tuple(named)
 
-    def _doc_ords(self, prepared: PreparedSearch, doc_ids: Sequence[str]) -> DocOrds:
+    def _doc_ords(self, view: View, doc_ids: Sequence[str]) -> DocOrds:
         """Return the doc_ords of the stored documents with the given ids; ids of other shards are ignored."""
-        doc_ords = [prepared.view.doc_ord(doc_id) for doc_id in doc_ids]
+        doc_ords = [view.doc_ord(doc_id) for doc_id in doc_ids]
         return np.array([doc_ord for doc_ord in doc_ords if doc_ord is not None], dtype=np.uint32)
 
 

@@ -151,7 +151,7 @@ class PageSearch:
         n = max(end, self._prepared.depth)
         while True:
             doc_ords = first(n)
-            leaders = _leaders(self._groups(doc_ords))
+            leaders = first_of_groups(self._groups(doc_ords))
             if len(leaders) >= end or len(doc_ords) < n:
                 return doc_ords[leaders[offset:end]]
             n = min(4 * n, MAX_COUNT)
@@ -194,7 +194,7 @@ def matches_of(prepared: PreparedSearch, encoded: EncodedQueries | None, ranked:
     return matches.one_per_document() if prepared.by_document else matches
 
 
-def _leaders(groups: Sequence[object]) -> list[int]:
+def first_of_groups(groups: Sequence[object]) -> list[int]:
     """Return the position of the first document of each group, and of each document without one."""
     seen: set[object] = set()
     leaders = []

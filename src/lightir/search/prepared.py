@@ -348,6 +348,15 @@ class PreparedSearch:
         k = depth if len(self.plan.branches) == 1 else MAX_COUNT
         return self.rank_encoded(encoded, Request(k, depth, self.threads, excluded=self._excluded([""])))[0]
 
+    def that_match(self, doc_ords: Sequence[int]) -> DocOrds:
+        """Return those of some stored documents that match the filter and the query's conditions."""
+        stored = np.array(doc_ords, dtype=np.uint32)
+        if self.matching is None:
+            return stored
+        at, rows = self.view.locate(stored)
+        places = zip(at.tolist(), rows.tolist(), strict=True)
+        return stored[np.array([self.matching[segment][row] for segment, row in places], dtype=np.bool_)]
+
     def selectable(self, query_id: str = "") -> list[Mask]:
         """Return for each segment the mask of the documents that the search may find: live, matching, not excluded."""
         masks = [live.live for live in self.view.segments] if self.matching is None else self.matching
@@ -395,9 +404,9 @@ class PreparedSearch:
         if self._bound.encoded is None:
             return False
         _check_texts(query_ids, texts)
-        rows, groups = self._bound.coding.words(self.view, texts)
-        others = [term for of_query in groups for group in of_query for term in group.terms]
-        return not self.view.pending_match([*rows, others])
+        words = self._bound.coding.words(self.view, texts)
+        others = [term for of_query in words.alternatives for group in of_query for term in group.terms]
+        return not self.view.pending_match([*words.rows, others])
 
     @property
     def _allowed(self) -> list[Allowed] | None:

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
-from lightir.index import Index, View
+from lightir.index import Index, TokenQueries, View
 from lightir.index.passages.naming import document_of, first_of_documents
-from lightir.index.segments.columns import Mask
+from lightir.kernel import DocOrds
 from lightir.kernel.candidates import Candidates, Request
+from lightir.kernel.hits import make_hits
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
@@ -23,11 +24,10 @@ from lightir.search.encoding import QueryCoding
 from lightir.search.explain import (
     Explanation,
     as_passage_hit,
-    branch_scores,
     dense_terms,
     explained,
-    make_hit,
     matched_terms,
+    unmatched,
     with_words,
 )
 from lightir.search.external_vectors import GivenQueryVectors
@@ -35,10 +35,10 @@ from lightir.search.pages import Page, PageOptions, PageSearch
 from lightir.search.plan import Plan, plan
 from lightir.search.prepared import BoundPlan, PreparedSearch, bind
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, is_count
-from lightir.search.snippets import full_texts, snippets
+from lightir.search.snippets import best_passages, full_texts
 from lightir.search.through_model import branch_mode
 from lightir.search.word_matching import EXACT_WORDS, WordMatching
-from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore, require_list
+from lightir.types import Branch, Document, Hit, Query, Ranking, Run, TermScore, require_list
 from lightir.vectors import QueryEncoder
 from lightir.words.synonyms import Synonyms, SynonymTable
 
@@ -266,24 +266,42 @@ class Searcher:
         view = prepared.view
         if self.demand is not None:
             self.demand.note(view, candidates.doc_ords[:DEMAND_TOP])
-        searched = prepared.branches(encoded) if encoded is not None and explain else None
-        analyzer = view.word_analyzer
-        hits = []
-        documents = view.documents_at(candidates.doc_ords)
-        shown = full_texts if full_text else snippets
-        words = {} if encoded is None or encoded.tokens is None else encoded.tokens.words
-        passages = shown([document.text for document in documents], query, analyzer, also=words)
-        doc_ords = candidates.doc_ords.tolist()
-        pending = view.waits[candidates.doc_ords].tolist() if view.n_pending else [False] * len(doc_ords)
-        all_named = frozenset(prepared.named.tolist())
-        scored = zip(candidates.scores.tolist(), branch_scores(candidates, pending), strict=True)
-        for i, (score, branches) in enumerate(scored):
-            terms = [] if searched is None else self._matched_terms(doc_ords[i], searched, prepared.plan)
-            worded = with_words(terms, query, analyzer, words) if terms else []
-            named = doc_ords[i] in all_named
-            hit = make_hit(documents[i], score, branches, passages[i], worded, pending=pending[i], named=named)
-            hits.append(as_passage_hit(hit, documents[i], prepared.by_document) if view.has_passages else hit)
+        doc_ords = candidates.doc_ords
+        fields = view.fields_at(doc_ords)
+        texts = [text for _, text, _, _ in fields]
+        tokens = None if encoded is None else encoded.tokens
+        if full_text:
+            whole = full_texts(texts, query, view.word_analyzer, also=() if tokens is None else tokens.words)
+            passages = [(shown.text, shown.highlights) for shown in whole]
+        else:
+            passages = best_passages(texts, _wanted_terms(view, query, tokens), view.word_analyzer)
+        hits = make_hits(
+            [(doc_id, title, metadata) for doc_id, _, title, metadata in fields],
+            passages,
+            candidates,
+            pending=view.waits[doc_ords].tolist() if view.n_pending else None,
+            named=np.isin(doc_ords, prepared.named).tolist() if len(prepared.named) else None,
+        )
+        if view.has_passages:
+            documents = [Document(doc_id, text, title, metadata) for doc_id, text, title, metadata in fields]
+            pairs = zip(hits, documents, strict=True)
+            hits = [as_passage_hit(hit, document, prepared.by_document) for hit, document in pairs]
+        if encoded is not None and explain:
+            hits = self._with_terms(hits, doc_ords, query, prepared, encoded)
         return hits
+
+    def _with_terms(
+        self, hits: list[Hit], doc_ords: DocOrds, query: str, prepared: PreparedSearch, encoded: EncodedQueries
+    ) -> list[Hit]:
+        """Return hits with their matched terms."""
+        searched = prepared.branches(encoded)
+        words = {} if encoded.tokens is None else encoded.tokens.words
+        explained_hits = []
+        for hit, doc_ord in zip(hits, doc_ords.tolist(), strict=True):
+            terms = self._matched_terms(doc_ord, searched, prepared.plan)
+            worded = with_words(terms, query, prepared.view.word_analyzer, words) if terms else []
+            explained_hits.append(dataclasses.replace(hit, terms=tuple(worded)))
+        return explained_hits
 
     def explain(self, query: str, doc_id: str, options: SearchOptions = DEFAULT_OPTIONS) -> Explanation:
         """Explain one document's score for a query, whether a search finds the document or not.
@@ -302,19 +320,16 @@ class Searcher:
         """
         prepared, query = self.prepare(options).read(query)
         view = prepared.view
-        doc_ords = view.doc_ords(doc_id)
-        if not doc_ords:
+        if not (stored := view.doc_ords(doc_id)):
             raise NotFound(f"there is no document {doc_id!r} in {self.index.folder}")
-        if prepared.matching is not None:
-            doc_ords = [doc_ord for doc_ord in doc_ords if _matches(view, prepared.matching, doc_ord)]
-        if not doc_ords:
-            raise InvalidInput(
-                f"document {doc_id!r} does not match the filter or the query's conditions, so no search ranks it"
-            )
+        doc_ords = prepared.that_match(stored)
+        if not len(doc_ords):
+            raise unmatched(doc_id)
         encoded = prepared.encode([Query("", query)])
-        candidates = prepared.rank_with(encoded, np.array(doc_ords, dtype=np.uint32))
-        doc_ord = next(at for at in candidates.doc_ords.tolist() if at in doc_ords)  # its best passage
-        terms = self._branch_terms_of(query, doc_ord, prepared.branches(encoded), prepared.plan)
+        candidates = prepared.rank_with(encoded, doc_ords)
+        best = np.flatnonzero(np.isin(candidates.doc_ords, doc_ords))[0]  # of its passages
+        doc_ord = int(candidates.doc_ords[best])
+        terms = self.branch_terms_of(query, doc_ord, prepared.branches(encoded), prepared.plan)
         pending = bool(view.waits[doc_ord])
         named = doc_ord in prepared.named
         return explained(doc_id, doc_ord, candidates, terms, prepared.plan.fusion, pending=pending, named=named)
@@ -384,7 +399,7 @@ class Searcher:
             )
         return chosen
 
-    def _branch_terms_of(
+    def branch_terms_of(
         self, query: str, doc_ord: int, searched: BranchSearch, chosen: Plan
     ) -> dict[Branch, list[TermScore]]:
         """Return each branch's terms with their scores; a branch without a score of the document has none."""
@@ -456,16 +471,22 @@ def _rankings_by_syntax(
     return rankings
 
 
+def _wanted_terms(view: View, query: str, tokens: TokenQueries | None) -> list[str]:
+    """Return the distinct terms that snippets of one query show."""
+    also = {} if tokens is None else tokens.words
+    own: Sequence[str]
+    if tokens is None or not tokens.analyzed:
+        (own,) = view.word_analyzer.terms([query])
+    else:
+        (own,) = tokens.analyzed
+    return list(dict.fromkeys([*own, *also]))
+
+
 def _scoring_branches(view: View, chosen: Plan, doc_ord: int) -> Sequence[Branch]:
     """Return the branches that give a document a score: for a pending one the tokens branch, if it is searched."""
     if view.waits[doc_ord]:
         return [branch for branch in chosen.searched if branch == "tokens"]
     return chosen.branches
-
-
-def _matches(view: View, matching: Sequence[Mask], doc_ord: int) -> bool:
-    at, places = view.locate(np.array([doc_ord], dtype=np.uint32))
-    return bool(matching[int(at[0])][int(places[0])])
 
 
 def _without_encoder(contract: Contract | None) -> str:

@@ -90,7 +90,7 @@ def fuse(
         return Ranked(None, [], [], Candidates(nothing, np.zeros(0), {}), nothing)
     merged = _Merged(lists)
     method = merged.method
-    if method.lists_all:
+    if method.lists_all and not question.also:
         doc_ords = np.arange(min(question.k, len(merged.doc_ids)), dtype=np.uint32)
         candidates = Candidates(doc_ords, np.zeros(len(doc_ords)), {})
         return Ranked(method, merged.doc_ids, merged.owners, candidates, doc_ords[:0])

@@ -3,7 +3,7 @@
 Ids, scores and ties are those of one index, to the last bit (`lightir.search.shard_fusion`). What differs:
 
 - Graphs over dense rows are approximate, and each shard has its own.
-- Language models of counted words (`smoothing`) and groups of a page are refused.
+- Language models of counted words (`smoothing`) are refused.
 """
 
 from __future__ import annotations
@@ -13,126 +13,37 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, cast
 
 import numpy as np
 
-from lightir.errors import InvalidInput, LightirError
+from lightir.errors import InvalidInput, NotFound
 from lightir.index.listing import FacetCount
 from lightir.index.metadata_filters import Filter
 from lightir.index.passages.naming import document_of, first_of_documents
 from lightir.index.reader import IndexInfo
 from lightir.index.splitting import ShardedManifest
 from lightir.kernel.candidates import Candidates
+from lightir.search.explain import Explanation, explained, unmatched
 from lightir.search.index_shard import (
+    GroupsQuestion,
     HitsQuestion,
     IdsQuestion,
-    IndexShard,
     ListsQuestion,
     MatchesQuestion,
     ShardMatches,
+    StoredQuestion,
     require_supported,
 )
-from lightir.search.pages import Page, PageOptions
+from lightir.search.pages import Page, PageOptions, first_of_groups
 from lightir.search.prepared import above_score, require_count
 from lightir.search.search_options import DEFAULT_OPTIONS, MAX_COUNT, SearchOptions
-from lightir.search.searcher import BATCH_QUERIES, DEFAULT_PAGE, Searcher, ids_and_texts
+from lightir.search.searcher import BATCH_QUERIES, DEFAULT_PAGE, ids_and_texts
 from lightir.search.shard_fusion import Ranked, fuse, n_excluded_documents
+from lightir.search.shard_set import LocalShards, Shards, ShardsMissing
 from lightir.types import Branch, Document, Hit, Query, Ranking, Run
-
-
-class ShardsMissing(LightirError):
-    """Shards do not answer, and an answer without their documents was not allowed.
-
-    Attributes:
-        numbers: numbers of the shards, ascending.
-    """
-
-    def __init__(self, numbers: Iterable[int]) -> None:
-        self.numbers = sorted(numbers)
-        listed = ", ".join(map(str, self.numbers))
-        super().__init__(
-            f"shards that do not answer: {listed}; try again, or allow partial results, which lack their documents"
-        )
-
-
-class Shards(Protocol):
-    """Shards that can be asked."""
-
-    def __len__(self) -> int:
-        """Number of shards."""
-        ...
-
-    @property
-    def missing(self) -> frozenset[int]:
-        """Numbers of the shards that are known not to answer now."""
-        ...
-
-    def ask(self, method: str, questions: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Ask shards at the same time, and return the answers of those that answer.
-
-        Args:
-            method: name of a method of `IndexShard`.
-            questions: question to each shard, by its number.
-
-        Raises:
-            LightirError: a shard refuses the question.
-        """
-        ...
-
-    def close(self) -> None:
-        """Release the shards, which cannot be asked any more."""
-        ...
-
-
-class LocalShards:
-    """Shards in this process."""
-
-    def __init__(self, shards: Sequence[IndexShard]) -> None:
-        """Take the shards in their order."""
-        self._shards = [*shards]
-        self._threads = ThreadPoolExecutor(max(len(self._shards), 1), thread_name_prefix="lightir-shard")
-        self._is_closed = False
-
-    @classmethod
-    def open(cls, manifest: ShardedManifest) -> Self:
-        """Open the index of each shard; see `ShardedSearcher.open`."""
-        counts = manifest.counts()
-        with ExitStack() as opened:  # closes what is open if a shard cannot be opened
-            indexes = [opened.enter_context(manifest.open(i, counts)) for i in range(len(manifest.shards))]
-            shards = cls([IndexShard(Searcher(index)) for index in indexes])
-            opened.pop_all()
-        return shards
-
-    def __len__(self) -> int:
-        """Number of shards."""
-        return len(self._shards)
-
-    @property
-    def missing(self) -> frozenset[int]:
-        """No shard: all are in this process."""
-        return frozenset()
-
-    def ask(self, method: str, questions: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Ask shards; see `Shards`."""
-        if self._is_closed:
-            raise InvalidInput("the shards were closed; open them again")
-        asked = {
-            number: self._threads.submit(getattr(self._shards[number], method), question)
-            for number, question in questions.items()
-        }
-        return {number: future.result() for number, future in asked.items()}
-
-    def close(self) -> None:
-        """Close the indexes."""
-        self._is_closed = True
-        self._threads.shutdown()
-        for shard in self._shards:
-            shard.searcher.index.close()
 
 
 class ShardedSearcher:
@@ -266,17 +177,15 @@ class ShardedSearcher:
 
         Args:
             query: text of the query; white space alone lists the documents that pass the filter.
-            page: the part of the results, the fields to count, and the order; without groups.
+            page: the part of the results, the fields to count, the order and the groups.
             options: mode, fusion, filter and so on.
             explain: fill in the hits' terms.
             full_text: return the whole text of each document as its snippet.
 
         Raises:
-            InvalidInput: groups are asked for, or an error of `search`.
+            InvalidInput: a field without a type, or an error of `search`.
             ShardsMissing: as `search`.
         """
-        if page.group is not None:
-            raise InvalidInput("groups are not supported over shards; search the index that was split")
         if options.min_score is not None:
             raise InvalidInput("a page counts all matches, whatever their scores; search it without min_score")
         ranked = None
@@ -284,7 +193,7 @@ class ShardedSearcher:
             ranked = self._ranked_deep(query, page.end, options)
             if ranked.method is None or not ranked.method.text.strip():
                 ranked = None  # conditions alone list the documents that meet them
-        matches = self._matches(query, page, options, ranked)
+        matches = self._matches(query, page, options, ranked, page.end)
         total = sum(of_shard.total for of_shard in matches.values())
         if ranked is None or page.sort is not None:
             shown = self._listed(query, page, options, ranked, matches)
@@ -292,6 +201,41 @@ class ShardedSearcher:
             shown = self._window(query, ranked, page, options)
         asked = HitsQuestion(query, options, (), shown.candidates, explain, full_text)
         return Page(self._hits(shown, asked), total, _facets(page, matches))
+
+    def explain(self, query: str, doc_id: str, options: SearchOptions = DEFAULT_OPTIONS) -> Explanation:
+        """Explain one document's score for a query, whether a search finds the document or not; see `Searcher.explain`.
+
+        Args:
+            query: text of the query.
+            doc_id: the document.
+            options: mode, fusion, filter and so on; exclusions are ignored.
+
+        Raises:
+            NotFound: there is no such document.
+            InvalidInput: bad arguments, or a document that does not match the filter or the query's conditions.
+            ShardsMissing: the document was not found, or its score depends on a shard, and that does not answer.
+        """
+        require_supported(options)
+        asked = StoredQuestion(query, options, doc_id)
+        stored = self._ask("stored", dict.fromkeys(range(len(self.shards)), asked))
+        owner = next((number for number, of_shard in stored.items() if of_shard is not None), None)
+        if owner is None:
+            raise NotFound(f"there is no document {doc_id!r}")
+        if not stored[owner]:
+            raise unmatched(doc_id)
+        question = ListsQuestion((Query("", query),), options, 1, also=tuple(stored[owner]))
+        answers = self._ask("lists", dict.fromkeys(range(len(self.shards)), question))
+        every = fuse({n: lists[0] for n, lists in answers.items()}, question, rank_all=True, excludes=False)
+        at = next(at for at, ranked_id in enumerate(every.ranked_ids) if ranked_id in stored[owner])  # its best passage
+        best, doc_ord = every.ranked_ids[at], int(every.candidates.doc_ords[at])
+        answer = self._ask("terms", {owner: dataclasses.replace(asked, doc_id=best)})
+        if owner not in answer:  # it has stopped answering just now
+            raise ShardsMissing([owner])
+        pending, terms = answer[owner]
+        assert every.method is not None  # the owner has answered
+        named = doc_ord in every.named
+        fusion = every.method.plan.fusion
+        return explained(doc_id, doc_ord, every.candidates, terms, fusion, pending=pending, named=named)
 
     # Documents
 
@@ -398,14 +342,16 @@ class ShardedSearcher:
         page: PageOptions,
         options: SearchOptions,
         ranked: Ranked | None,
+        n: int,
     ) -> Mapping[int, ShardMatches]:
+        """Return each shard's matches, of which it lists n."""
         ids: dict[int, tuple[str, ...]] = {}
         if ranked is not None:
             doc_ids = ranked.ranked_ids
             ids = {number: tuple(doc_ids[i] for i in at.tolist()) for number, at in ranked.by_owner().items()}
         questions = {
             number: MatchesQuestion(
-                query, options, None if ranked is None else ids.get(number, ()), tuple(page.facets), page.sort, page.end
+                query, options, None if ranked is None else ids.get(number, ()), tuple(page.facets), page.sort, n
             )
             for number in range(len(self.shards))
         }
@@ -420,9 +366,7 @@ class ShardedSearcher:
         matches: Mapping[int, ShardMatches],
     ) -> Ranked:
         """Return the part of the matches that a page shows, in the order of a field or of ids, with their scores."""
-        parts = [[(*entry, number) for entry in of_shard.first] for number, of_shard in matches.items()]
-        merged = heapq.merge(*parts, key=lambda entry: entry[:3])
-        entries = [(doc_id, number) for _, _, doc_id, number in itertools.islice(merged, page.offset, page.end)]
+        entries = self._first(query, page, options, ranked, matches)
         if ranked is None:
             by_id = sorted(entries)
             doc_ids, owners = [doc_id for doc_id, _ in by_id], [number for _, number in by_id]
@@ -437,18 +381,71 @@ class ShardedSearcher:
         position_of = {doc_id: position for position, doc_id in enumerate(every.ranked_ids)}
         return every.take(np.array([position_of[i] for i in also if i in position_of], dtype=np.int64))
 
+    def _first(
+        self,
+        query: str,
+        page: PageOptions,
+        options: SearchOptions,
+        ranked: Ranked | None,
+        matches: Mapping[int, ShardMatches],
+    ) -> list[tuple[str, int]]:
+        """Return ids and shards of the matches that a page shows, in the order of a field or of ids."""
+        n = page.end
+        while True:
+            parts = [[(*entry, number) for entry in of_shard.first] for number, of_shard in matches.items()]
+            merged = itertools.islice(heapq.merge(*parts, key=lambda entry: entry[:3]), n)
+            entries = [(doc_id, number) for _, _, doc_id, number in merged]
+            if page.group is None:
+                return entries[page.offset :]
+            leaders = self._leaders([doc_id for doc_id, _ in entries], [number for _, number in entries], page, options)
+            if len(leaders) >= page.end or len(entries) < n:
+                return [entries[at] for at in leaders[page.offset : page.end]]
+            n = min(4 * n, MAX_COUNT)
+            matches = self._matches(query, page, options, ranked, n)
+
+    def _leaders(
+        self, doc_ids: Sequence[str], owners: Sequence[int], page: PageOptions, options: SearchOptions
+    ) -> list[int]:
+        """Return the position of the first document of each group; the passages of a document without one are a group.
+
+        Args:
+            doc_ids: ids of stored documents, in order.
+            owners: number of the shard of each.
+            page: the page, with the field to group by.
+            options: options of the search.
+        """
+        groups: list[object] = [None] * len(doc_ids)
+        if page.group is not None:
+            of_shards: dict[int, list[int]] = {number: [] for number in range(len(self.shards))}
+            for at, number in enumerate(owners):
+                of_shards[number].append(at)
+            questions = {
+                number: GroupsQuestion(tuple(doc_ids[at] for at in places), page.group)
+                for number, places in of_shards.items()
+            }
+            for number, values in self._ask("groups", questions).items():
+                for at, value in zip(of_shards[number], values, strict=True):
+                    groups[at] = value
+        if self.passages and not options.passages:
+            groups = [
+                (None, document_of(doc_id)) if value is None else value
+                for value, doc_id in zip(groups, doc_ids, strict=True)
+            ]
+        return first_of_groups(groups)
+
     def _window(self, query: str, ranked: Ranked, page: PageOptions, options: SearchOptions) -> Ranked:
-        """Return the part of a ranking that a page shows: of the passages of a document the best one."""
+        """Return the part of a ranking that a page shows: the best one of a group, and of a document's passages."""
         method = ranked.method
         assert method is not None  # the query has words
-        if not self.passages or options.passages:
+        if page.group is None and (not self.passages or options.passages):
             return ranked.take(slice(page.offset, page.end))
         n = max(page.end, method.depth)
         while True:
             first = ranked.take(slice(n))
-            leaders = first_of_documents(first.ranked_ids)
+            owners = [first.owners[doc_ord] for doc_ord in first.candidates.doc_ords.tolist()]
+            leaders = self._leaders(first.ranked_ids, owners, page, options)
             if len(leaders) >= page.end or len(first.candidates) < n:
-                return first.take(leaders[page.offset : page.end])
+                return first.take(np.array(leaders[page.offset : page.end], dtype=np.int64))
             n = min(4 * n, MAX_COUNT)
             ranked = self._ranked_deep(query, n, options)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from lightir.analysis import Analyzer, Occurrence
-from lightir.kernel.passages import PassageFinder
+from lightir.kernel.passages import Passage, PassageFinder
 
 SNIPPET_CHARACTERS = 240
 SEARCHED_CHARACTERS = 1_000_000
@@ -57,13 +57,21 @@ def snippets(
         also: terms that match too, such as those that a misspelled word stands for.
     """
     wanted = list(dict.fromkeys([*analyzer.terms([query])[0], *also]))
-    searched = [text[:SEARCHED_CHARACTERS] for text in texts]
-    return [
-        slow_snippet(text, frozenset(wanted), analyzer, length=length) if passage is None else Snippet(*passage)
-        for text, passage in zip(
-            texts, _finder(analyzer).find(searched, wanted, length=length, lead=_LEAD), strict=True
-        )
-    ]
+    return [Snippet(*passage) for passage in best_passages(texts, wanted, analyzer, length=length)]
+
+
+def best_passages(
+    texts: Sequence[str], wanted: Sequence[str], analyzer: Analyzer, *, length: int = SNIPPET_CHARACTERS
+) -> list[Passage]:
+    """Return text and highlights of the texts' `snippets` for distinct terms."""
+    searched = [text if len(text) <= SEARCHED_CHARACTERS else text[:SEARCHED_CHARACTERS] for text in texts]
+    pairs = zip(texts, _finder(analyzer).find(searched, wanted, length=length, lead=_LEAD), strict=True)
+    return [passage or _slow_passage(text, wanted, analyzer, length) for text, passage in pairs]
+
+
+def _slow_passage(text: str, wanted: Sequence[str], analyzer: Analyzer, length: int) -> Passage:
+    shown = slow_snippet(text, frozenset(wanted), analyzer, length=length)
+    return shown.text, shown.highlights
 
 
 def full_texts(texts: Sequence[str], query: str, analyzer: Analyzer, *, also: Iterable[str] = ()) -> list[Snippet]:

@@ -67,19 +67,19 @@ class WordMatching:
     compounds: bool = True
     question_words: bool = False
 
-    def expand(self, view: View, text: str) -> tuple[list[str], list[Alternatives]]:
-        """Return a query's terms, and the alternatives to its words."""
+    def expand(self, view: View, text: str) -> tuple[list[str], list[Alternatives], list[str]]:
+        """Return a query's terms, the alternatives to its words, and the terms of all of its words."""
         analyzer = view.analyzer
         assert analyzer is not None  # the tokens branch is there
         words = analyzer.words(text)
-        row = [term for _, terms in words for term in terms]
+        own = row = [term for _, terms in words for term in terms]
         asking: frozenset[str] = frozenset()
         if not self.question_words and not _question_terms(analyzer).isdisjoint(row):
             asking = _question_terms_of(text, words)
         corrects = self.typos and not all(map(view.frequency, row))
         splits = self.compounds and analyzer.language in LINKS
         if not (self.as_you_type or self.synonyms is not None or corrects or splits or asking):
-            return row, []
+            return row, [], own
         groups: list[Alternatives] = []
         if self.synonyms is not None:
             row, groups = _with_synonyms(row, self.synonyms)
@@ -88,12 +88,12 @@ class WordMatching:
             groups.append(completed)
         others = [term for term in row if term not in asking]
         row = others if others or groups else row
-        for word, term in _words_of_one_term(words, row, completed):
+        for word, term in _words_of_one_term(words, row, completed) if splits or corrects else ():
             compounds = with_compounds(view, word, term) if splits else []
             groups += compounds
-            if self.typos and not compounds:
+            if corrects and not compounds:
                 groups += _corrections(view, word, term)
-        return row, groups
+        return row, groups, own
 
 
 EXACT_WORDS = WordMatching(typos=False, compounds=False, question_words=True)
@@ -112,8 +112,11 @@ def _question_terms_of(text: str, words: AnalyzedWords) -> frozenset[str]:
 
     A word in capitals counts, such as WHO, unless all words of the query are in capitals.
     """
-    in_capitals: frozenset[str] = frozenset() if text.isupper() else frozenset(map(str.lower, _CAPITALS.findall(text)))
-    asking = QUESTION_WORDS - in_capitals
+    asking = {word for word, _ in words if word in QUESTION_WORDS}
+    if asking and not text.isupper():
+        asking.difference_update(map(str.lower, _CAPITALS.findall(text)))
+    if not asking:
+        return frozenset()
     others = {term for word, terms in words if word not in asking for term in terms}
     return frozenset(term for word, terms in words if word in asking for term in terms) - others
 

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from lightir.errors import InvalidInput
 from lightir.search import PageOptions, SearchOptions
 from lightir.search.snippets import snippet
-from lightir.serve.service import SearchService
+from lightir.serve.interface import Service
 from lightir.types import Document, Hit
 
 BYTES_PER_TOKEN = 4
@@ -102,7 +102,7 @@ FILTER_SYNTAX = (
 class AgentTools:
     """The tools. All of them read only, and raise the library's errors."""
 
-    def __init__(self, service: SearchService) -> None:
+    def __init__(self, service: Service) -> None:
         """Serve agents from a service."""
         self._service = service
 
@@ -161,15 +161,15 @@ class AgentTools:
         most_bytes = max_tokens * BYTES_PER_TOKEN
         per_character = len(text.encode(errors="replace")) / len(text)
         length = max(1, int(most_bytes / per_character) - 2)  # a mark of omission at either end
-        part = snippet(text, query, self._service.index.view.word_analyzer, length=length).text
+        part = snippet(text, query, self._service.facts().word_analyzer, length=length).text
         return text_within(part, 0, max_tokens), True
 
     def _pending_note(self) -> str | None:
-        view = self._service.index.view
-        if not view.n_pending:
+        facts = self._service.facts()
+        if not facts.pending:
             return None
         return (
-            f"{view.n_pending:,} of {len(view):,} documents and passages are not encoded yet; they are found by the "
+            f"{facts.pending:,} of {facts.stored:,} documents and passages are not encoded yet; they are found by the "
             "words of the query alone"
         )
 
@@ -212,16 +212,15 @@ class AgentTools:
             InvalidInput: the field has no type.
         """
         self._service.refresh()
-        searcher, index = self._service.searcher, self._service.index
-        schema = index.view.schema
-        known = {} if schema is None else dict(schema.fields)
+        searcher, facts = self._service.searcher, self._service.facts()
+        known = {} if facts.schema is None else dict(facts.schema.fields)
         if name is not None and name not in known:
             raise InvalidInput(
                 f"the field {name[:100]!r} has no type; the fields with one: {', '.join(known) or 'none'}"
             )
         names = [name] if name is not None else [field for field in known if field != "passage.document"][:MAX_FIELDS]
         counted = [field for field in names if known[field].type in ("keyword", "boolean")]
-        facets = searcher.page(" ", PageOptions(limit=1, facets=dict.fromkeys(counted, limit))).facets
+        facets = searcher.page(" ", PageOptions(limit=1, facets=dict.fromkeys(counted, limit)), SearchOptions()).facets
         fields = []
         for field in names:
             if field in counted:
@@ -236,7 +235,7 @@ class AgentTools:
                 ends = self._range(field)
                 if ends is not None:
                     fields.append(FilterField(field=field, type=known[field].type, least=ends[0], greatest=ends[1]))
-        return FiltersAnswer(documents=len(index), fields=fields, syntax=FILTER_SYNTAX)
+        return FiltersAnswer(documents=facts.documents, fields=fields, syntax=FILTER_SYNTAX)
 
     def _range(self, field: str) -> tuple[Any, Any] | None:
         """Return the least and the greatest value of a field, or None if no document has one."""

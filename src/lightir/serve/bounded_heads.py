@@ -12,6 +12,7 @@ from typing import Any
 from httptools import HttpParserInvalidURLError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from lightir.serve.guard import BODY_ARRIVED
 from lightir.serve.problems import Problem
 
 MAX_HEAD_BYTES = 1 << 16
@@ -64,6 +65,11 @@ class BoundedHeads(HttpToolsProtocol):
         if len(self.url) > MAX_URL_BYTES:
             raise HttpParserInvalidURLError
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Tell the app that the body has arrived."""
+        super().on_message_complete()
+        self.scope[BODY_ARRIVED] = True  # type: ignore[literal-required]
 
     def data_received(self, data: bytes) -> None:
         """Parse data, and close the connection if a head is too long."""

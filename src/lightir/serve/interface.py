@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from lightir.analysis import Analyzer
+from lightir.index import Schema
 from lightir.index.metadata_filters import Filter
 from lightir.serve.member import Member
 from lightir.serve.query_model import QueryModel
 from lightir.serve.schemas import ExplainRequest, SearchRequest
+from lightir.serve.search_answers import Searches
 from lightir.serve.serve_options import ServeOptions
 from lightir.serve.writing import WriteQueue
 from lightir.types import Document
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFacts:
+    """Counts and properties of an index that tools for agents show or need.
+
+    Attributes:
+        documents: number of documents.
+        stored: number of stored documents; a passage counts as one.
+        pending: number of stored documents that have no vectors yet.
+        schema: types of the metadata fields; None without any.
+        word_analyzer: analyzer that marks the words of a query in texts.
+    """
+
+    documents: int
+    stored: int
+    pending: int
+    schema: Schema | None
+    word_analyzer: Analyzer
 
 
 class Service(Protocol):
@@ -21,6 +44,7 @@ class Service(Protocol):
     Attributes:
         folder: folder of the index, or of the shards.
         options: options and limits.
+        source: folder whose files are the documents; None if the index has documents of its own.
         member: this process; None if the service has one alone.
         writes: queue of changes; None if this process commits none.
         waits: whether searches wait for other processes rather than compute.
@@ -28,6 +52,7 @@ class Service(Protocol):
 
     folder: Path
     options: ServeOptions
+    source: Path | None
     member: Member | None
     writes: WriteQueue | None
     waits: bool
@@ -60,6 +85,15 @@ class Service(Protocol):
     @property
     def default_mode(self) -> str:
         """The mode of searches that name none."""
+        ...
+
+    @property
+    def searcher(self) -> Searches:
+        """The searcher of the newest state."""
+        ...
+
+    def facts(self) -> IndexFacts:
+        """Return what tools for agents need to know."""
         ...
 
     def close(self) -> None:

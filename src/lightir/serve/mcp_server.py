@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +15,16 @@ from pydantic import BaseModel, Field
 from starlette.types import ASGIApp
 
 from lightir.errors import LightirError
+from lightir.index.splitting import is_sharded
 from lightir.serve.agent_tools import AgentTools, DocumentAnswer, FiltersAnswer, SearchAnswer
 from lightir.serve.api_keys import ApiKeys
 from lightir.serve.folder_index import FolderOptions
 from lightir.serve.guard import MCP_PATH, Guard
+from lightir.serve.interface import Service
 from lightir.serve.metrics import Metrics
 from lightir.serve.serve_options import MAX_QUERY_CHARACTERS, ServeOptions
 from lightir.serve.server import run_app
-from lightir.serve.service import SearchService
-from lightir.serve.targets import opened
+from lightir.serve.targets import opened, opened_shards, refuse_folder_options
 from lightir.version import __version__
 
 INSTRUCTIONS = """\
@@ -41,7 +43,7 @@ MaxTokens = Annotated[
 ]
 
 
-def create_server(service: SearchService) -> MCPServer[Any]:
+def create_server(service: Service) -> MCPServer[Any]:
     """Return a server with the tools search, get and list_filters of an opened service."""
     tools = AgentTools(service)
     server: MCPServer[Any] = MCPServer(
@@ -111,7 +113,7 @@ def _answer(work: Callable[[], BaseModel]) -> CallToolResult:
     )
 
 
-def guarded_app(server: MCPServer[Any], service: SearchService, keys: ApiKeys | None) -> ASGIApp:
+def guarded_app(server: MCPServer[Any], service: Service, keys: ApiKeys | None) -> ASGIApp:
     """Return the app of a server behind the service's gate: hosts, origins, keys, sizes and load."""
     app = server.streamable_http_app(
         streamable_http_path=MCP_PATH,
@@ -121,15 +123,29 @@ def guarded_app(server: MCPServer[Any], service: SearchService, keys: ApiKeys | 
     return Guard(app, options=service.options, keys=keys, metrics=Metrics(service))
 
 
+@contextmanager
+def _opened(
+    target: Path, options: ServeOptions, folder: FolderOptions, say: Callable[[str], None]
+) -> Iterator[tuple[Service, Callable[[], None]]]:
+    """Yield the service of an index, shards or a folder of files, and a function that starts to follow the files."""
+    if is_sharded(target):
+        refuse_folder_options(target, folder)
+        with opened_shards(target, options, None) as shards:
+            yield shards, lambda: None
+        return
+    with opened(target, options, folder, say=say) as service_and_follow:
+        yield service_and_follow
+
+
 def serve_stdio(
     target: Path, options: ServeOptions, folder: FolderOptions, *, say: Callable[[str], None] = lambda message: None
 ) -> None:
-    """Serve an index or a folder over stdin and stdout, until stdin ends.
+    """Serve an index, its shards or a folder over stdin and stdout, until stdin ends.
 
     Raises:
         NotFound, InvalidInput, FormatError, StorageError: the target cannot be served, see lightir.serve.targets.
     """
-    with opened(target, options, folder, say=say) as (service, follow):
+    with _opened(target, options, folder, say) as (service, follow):
         follow()
         create_server(service).run("stdio")
 
@@ -142,10 +158,10 @@ def serve_http(
     started: Callable[[str], None] = lambda address: None,
     say: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Serve an index or a folder over streamable HTTP at MCP_PATH until SIGINT or SIGTERM.
+    """Serve an index, its shards or a folder over streamable HTTP at MCP_PATH until SIGINT or SIGTERM.
 
     Args:
-        target: index folder, or folder of files.
+        target: index folder, folder of shards, or folder of files.
         options: options and limits.
         folder: how a folder of files is served.
         started: function that is called with the address for clients once connections are accepted.
@@ -156,7 +172,7 @@ def serve_http(
             the address cannot be listened on.
     """
     keys = None if options.keys is None else ApiKeys.load(options.keys)
-    with opened(target, options, folder, say=say) as (service, follow):
+    with _opened(target, options, folder, say) as (service, follow):
 
         def tell(address: str) -> None:
             started(address + MCP_PATH)

@@ -20,7 +20,7 @@ from lightir.errors import (
     StorageError,
     WriteFailed,
 )
-from lightir.search.sharded import ShardsMissing
+from lightir.search.shard_set import ShardsMissing
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1

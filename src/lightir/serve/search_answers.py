@@ -98,6 +98,8 @@ def search_options(asked: SearchRequest) -> SearchOptions:
     Raises:
         InvalidInput: a malformed option.
     """
+    if asked.model_fields_set.isdisjoint(_OPTIONS):
+        return _DEFAULTS
     return ranking_options(asked, exclude=asked.exclude, min_score=asked.min_score)
 
 
@@ -127,6 +129,13 @@ def ranking_options(
         passages=asked.passages,
         syntax=asked.syntax,
     )
+
+
+_OPTIONS = frozenset({*RankingBody.model_fields, "exclude", "min_score"})
+"""Members of a request that are options of the library."""
+
+_DEFAULTS = ranking_options(RankingBody.model_validate({}))
+"""Options of requests that name none: one object, for which a view keeps what it has prepared."""
 
 
 def _shown(hit: Hit, asked: SearchRequest) -> dict[str, Any]:

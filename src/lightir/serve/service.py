@@ -14,6 +14,7 @@ from lightir.index.metadata_filters import Filter
 from lightir.index.reader import IndexInfo
 from lightir.pending.demand import Demand
 from lightir.search import Searcher
+from lightir.serve.interface import IndexFacts
 from lightir.serve.member import CommitCounter, Member
 from lightir.serve.query_model import QueryModel
 from lightir.serve.schemas import ExplainRequest, SearchRequest
@@ -143,6 +144,11 @@ class SearchService:
         if self._commits is not None and (number := self._commits.value) != self._known_commits:
             self.refresh()
             self._known_commits = number
+
+    def facts(self) -> IndexFacts:
+        """Return what tools for agents need to know."""
+        view = self.index.view
+        return IndexFacts(view.n_documents, len(view), view.n_pending, view.schema, view.word_analyzer)
 
     # Searches
 

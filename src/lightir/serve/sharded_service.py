@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lightir.errors import InvalidInput, NotFound
+from lightir.errors import NotFound
 from lightir.index.metadata_filters import Filter
 from lightir.index.splitting import ShardedManifest
 from lightir.search.searcher import Searcher
-from lightir.search.sharded import ShardedSearcher, Shards
+from lightir.search.shard_set import Shards
+from lightir.search.sharded import ShardedSearcher
+from lightir.serve.interface import IndexFacts
 from lightir.serve.member import Member
 from lightir.serve.query_model import QueryModel
 from lightir.serve.schemas import ExplainRequest, SearchRequest
-from lightir.serve.search_answers import search_answer
+from lightir.serve.search_answers import ranking_options, search_answer
 from lightir.serve.serve_options import ServeOptions
 from lightir.serve.service import info_json
 from lightir.serve.text_ranking import text_scores
@@ -43,6 +47,7 @@ class ShardedService:
         """
         self.folder: Path = manifest.folder
         self.options = options
+        self.source: Path | None = None
         self.member: Member | None = None
         self.writes: WriteQueue | None = None
         self.waits = True
@@ -50,6 +55,24 @@ class ShardedService:
         self._searcher = ShardedSearcher(shards, manifest.branches, passages=manifest.passages)
         self._n_documents = sum(shard.documents for shard in manifest.shards)
         self._first = Searcher(manifest.open(0))
+
+    @property
+    def searcher(self) -> ShardedSearcher:
+        """The searcher of all shards."""
+        return self._searcher
+
+    @cached_property
+    def _facts(self) -> IndexFacts:
+        info, view = self._searcher.info(), self._first.index.view
+        return IndexFacts(info.documents, info.encoded + info.pending, info.pending, view.schema, view.word_analyzer)
+
+    def facts(self) -> IndexFacts:
+        """Return what tools for agents need to know.
+
+        Raises:
+            ShardsMissing: a shard does not answer, and none of them was counted before.
+        """
+        return self._facts
 
     def close(self) -> None:
         """Close the first shard."""
@@ -104,8 +127,15 @@ class ShardedService:
         return answer | {"missing_shards": sorted(missing)} if missing else answer
 
     def explain(self, asked: ExplainRequest) -> dict[str, Any]:
-        """Raise InvalidInput: shards do not explain scores of documents that a search does not list."""
-        raise InvalidInput('shards explain hits alone: search with "explain": true')
+        """Return a document's score for a query by branch and by term, whether a search finds it or not.
+
+        Raises:
+            NotFound: there is no such document.
+            InvalidInput: bad arguments, or a document that does not match the filter.
+            ShardsMissing: a shard does not answer.
+        """
+        explanation = self._searcher.explain(asked.query, asked.doc_id, ranking_options(asked))
+        return {"query": asked.query, **asdict(explanation)}
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
         """Return the documents with the given ids, in that order; ids without a document are omitted.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightir.errors import InvalidInput, NotFound
 from lightir.index.splitting import ShardedManifest, is_sharded
-from lightir.search.sharded import LocalShards, Shards
+from lightir.search.shard_set import LocalShards, Shards
 from lightir.serve.folder_follower import FolderFollower
 from lightir.serve.folder_index import FolderOptions, is_index, prepare_index
 from lightir.serve.member import Member
@@ -83,7 +83,7 @@ def opened(
     if not target.exists():
         raise NotFound(f"there is no index {target}; create one with: lightir index CORPUS --out {target}")
     if is_sharded(target):
-        raise InvalidInput(f"{target} is an index split into shards, which only lightir serve serves, by one process")
+        raise InvalidInput(f"{target} is an index split into shards, which one process serves")
     if is_index(target):
         refuse_folder_options(target, folder)
         service = SearchService(target, options, member=member)
