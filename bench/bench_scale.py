@@ -115,6 +115,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--added", type=int, default=10_000, help="documents added in one change (default %(default)s)")
     parser.add_argument("--dense-dtype", choices=("fp16", "int8", "fp16+int8"), default="fp16")
     parser.add_argument("--graph", action="store_true", help="build graphs over the dense rows")
+    most = IndexOptions().segment_documents
+    parser.add_argument(
+        "--segment-documents", type=int, default=most, help="maximum documents per segment (default %(default)s)"
+    )
     parser.add_argument("--index", type=Path, help="where to build and keep the index; an existing one is searched")
     parser.add_argument("--only-search", action="store_true", help="change nothing")
     parser.add_argument("--dir", help="for temporary files (default: the system's folder)")
@@ -165,7 +169,12 @@ def queries_of(args: argparse.Namespace) -> Queries:
 def build(args: argparse.Namespace, folder: Path) -> None:
     """Build the index from documents that are made meanwhile, and print what it took."""
     contract, _ = queries_of(args).searcher_parts
-    options = IndexOptions(dense_dtype=args.dense_dtype, analyzer="words", dense_graph=args.graph)
+    options = IndexOptions(
+        dense_dtype=args.dense_dtype,
+        analyzer="words",
+        dense_graph=args.graph,
+        segment_documents=args.segment_documents,
+    )
     making = 0.0
 
     def timed() -> Iterator[Shard]:
@@ -221,12 +230,25 @@ def search(args: argparse.Namespace, folder: Path) -> None:
         coded = sum(segment.dense_codes is not None for segment in segments)
         print(f"{len(exact.view.segments)} segments, {coded} with codes; CPU ms per query: median, p99")
         scans(args, exact, queries)
+        if args.graph:
+            print_recall(searchers[0][1], searchers[1][1], queries)
         for name, searcher in searchers:
             for mode in (None, "dense"):
                 options = SearchOptions(mode=mode or "hybrid")
                 calls = [lambda t=text, o=options, s=searcher: s.search([t], 10, o) for text in queries.texts]
                 label = name if mode is None else name.replace("hybrid", "dense")
                 print(f"    {label}, k=10: {in_words(least_ms(calls, args.rounds))}", flush=True)
+
+
+def print_recall(searcher: Searcher, exact: Searcher, queries: Queries) -> None:
+    """Print how much of exact dense rankings is found by graphs."""
+    shares = []
+    for k in KS:
+        options = SearchOptions(mode="dense")
+        rankings = [one.search(queries.texts, k, options) for one in (searcher, exact)]
+        mine, true = ([set(ranking.doc_ids) for ranking in run.values()] for run in rankings)
+        shares.append(np.mean([len(some & every) / len(every) for some, every in zip(mine, true, strict=True)]))
+    print(f"    dense by graph: recall {', '.join(f'{share:.4f} of {k}' for k, share in zip(KS, shares, strict=True))}")
 
 
 def scans(args: argparse.Namespace, index: Index, queries: Queries) -> None:

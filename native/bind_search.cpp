@@ -286,7 +286,12 @@ nb::object bind_normalize(nb::handle scores, nb::handle listed, nb::handle ranks
 }  // namespace
 
 void bind_search(nb::module_& m) {
-    nb::class_<DenseSegments>(m, "DenseSegments").def(nb::init<nb::list, std::vector<uint32_t>>());
+    nb::class_<KeptGraph>(m, "StoredGraph").def(nb::init<nb::object, const std::string&, size_t, size_t, size_t>());
+    nb::class_<DenseSegments>(m, "DenseSegments")
+        .def("__init__", [](DenseSegments* self, nb::list parts, std::vector<uint32_t> firsts,
+                            std::pair<size_t, size_t> costs) {
+            new (self) DenseSegments(std::move(parts), std::move(firsts), {costs.first, costs.second});
+        });
     nb::class_<SparseSegments>(m, "SparseSegments").def(nb::init<nb::list, std::vector<uint32_t>, double, double>());
     nb::class_<DocumentIds>(m, "DocumentIds")
         .def(nb::init<nb::list, std::vector<uint32_t>>())

@@ -21,7 +21,6 @@
 #include "dense.hpp"
 #include "dispatch.hpp"
 #include "errors.hpp"
-#include "graph.hpp"
 #include "parallel.hpp"
 #include "python_arrays.hpp"
 #include "sparse.hpp"
@@ -151,13 +150,6 @@ nb::object bind_dense_pair_scores(nb::handle rows, nb::handle scales, nb::handle
     return to_numpy(std::move(scores));
 }
 
-void bind_check_graph(nb::handle stored, nb::handle empty, size_t n_rows) {
-    const Array graph(stored, "stored", 1), settings(empty, "empty", 1);
-    const Span<uint8_t> bytes = graph.span<uint8_t>(), wanted = settings.span<uint8_t>();
-    nb::gil_scoped_release released;
-    check_graph(bytes, wanted, n_rows);
-}
-
 // Translates C++ exceptions to those of lightir.errors.
 void translate(const std::exception_ptr& failure, void*) {
     const auto raise = [](const char* type, const char* text) {
@@ -189,7 +181,6 @@ NB_MODULE(_native, m) {
           nb::arg().none(), nb::arg().none(), nb::arg().none());
     m.def("code_rows", &bind_code_rows, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
-    m.def("check_graph", &bind_check_graph);
     bind_search(m);
     bind_query(m);
     bind_expansions(m);

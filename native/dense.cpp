@@ -24,15 +24,6 @@ constexpr size_t passing = 4, tried = 1024, most_rested = 65536;
 static_assert(tile % coded_block == 0, "tiles start at blocks of codes");
 constexpr size_t most_waiting = 32;  // rows that passed and are scored together, when they have arrived in a cache
 
-void check_finite(const float* queries, size_t n_queries, size_t dim) {
-    for (size_t i = 0; i < n_queries * dim; ++i) {
-        if (!std::isfinite(queries[i])) {
-            throw InvalidInput("query " + std::to_string(i / dim) + " holds " + std::to_string(queries[i]) +
-                               " in column " + std::to_string(i % dim) + "; finite numbers are expected");
-        }
-    }
-}
-
 void score_rows(const Matrix& rows, size_t first, size_t n, const float* query, size_t dim, float* scores) {
     level().dot_rows[static_cast<size_t>(rows.element)](rows.row(first), n, rows.row_bytes(), query, dim, scores);
     if (rows.scales != nullptr) {
@@ -326,6 +317,15 @@ std::vector<Hit> merge(std::vector<std::vector<Hit>>& parts, size_t k) {
 }
 
 }  // namespace
+
+void check_finite(const float* queries, size_t n_queries, size_t dim) {
+    for (size_t i = 0; i < n_queries * dim; ++i) {
+        if (!std::isfinite(queries[i])) {
+            throw InvalidInput("query " + std::to_string(i / dim) + " holds " + std::to_string(queries[i]) +
+                               " in column " + std::to_string(i % dim) + "; finite numbers are expected");
+        }
+    }
+}
 
 std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queries, size_t n_queries, size_t dim,
                                           size_t k, size_t n_threads, Bitmap allowed, const Sketches& sketches,

@@ -39,6 +39,9 @@ std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queri
                                           size_t k, size_t n_threads, Bitmap allowed, const Sketches& sketches = {},
                                           const float* floors = nullptr);
 
+// Throws InvalidInput if a number of the queries is not finite.
+void check_finite(const float* queries, size_t n_queries, size_t dim);
+
 // scores[i] = inner product of the query with row doc_ords[i], bit-identical to that of dense_top_k.
 void dense_pair_scores(const Matrix& rows, Span<uint32_t> doc_ords, const float* query, size_t dim, float* scores);
 

@@ -55,6 +55,23 @@ struct Avx2 {
         return _mm_cvtss_f32(four) + static_cast<float>(rest);
     }
 
+    static int32_t byte_product(const int8_t* row, const ByteQuery& query) {
+        const auto wide = [](const int8_t* p) {
+            return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        };
+        __m256i sums = _mm256_setzero_si256();
+        size_t j = 0;
+        for (; j + 16 <= query.dim; j += 16) {
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(wide(row + j), wide(query.values + j)));
+        }
+        int32_t total = 0;
+        for (; j < query.dim; ++j) total += row[j] * query.values[j];
+        __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+        four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+        four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+        return total + _mm_cvtsi128_si32(four);
+    }
+
     static constexpr bool reads_codes = true;
     static void code_sums(const uint8_t* block, const uint16_t* columns, size_t n_columns, const uint8_t* tables,
                           uint16_t* sums) {

@@ -71,6 +71,20 @@ struct Avx512 {
         const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
         _mm_storeu_ps(products, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
     }
+    static int32_t byte_product(const int8_t* row, const ByteQuery& query) {
+        const __m512i flip = _mm512_set1_epi8(-128);
+        __m512i sums = _mm512_setzero_si512();
+        size_t j = 0;
+        for (; j + 64 <= query.dim; j += 64) {
+            const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(row + j), flip);
+            sums = _mm512_dpbusd_epi32(sums, bytes, _mm512_loadu_si512(query.values + j));
+        }
+        if (j < query.dim) {
+            const __m512i part = _mm512_maskz_loadu_epi8((uint64_t{1} << (query.dim - j)) - 1, row + j);
+            sums = _mm512_dpbusd_epi32(sums, _mm512_xor_si512(part, flip), _mm512_loadu_si512(query.values + j));
+        }
+        return _mm512_reduce_add_epi32(sums) - 128 * query.sum;
+    }
     static constexpr bool reads_codes = true;
     static void code_sums(const uint8_t* block, const uint16_t* columns, size_t n_columns, const uint8_t* tables,
                           uint16_t* sums) {

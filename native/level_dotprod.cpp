@@ -22,6 +22,14 @@ struct Dotprod : Neon {
         }
         return joined(vaddvq_s32(high), vaddvq_s32(low));
     }
+    static int32_t byte_product(const int8_t* row, const ByteQuery& query) {
+        int32x4_t sums = vdupq_n_s32(0);
+        for (size_t j = 0; j < query.dim; j += 16) {
+            const int8x16_t bytes = j + 16 <= query.dim ? vld1q_s8(row + j) : last_bytes(row + j, query.dim - j);
+            sums = vdotq_s32(sums, bytes, vld1q_s8(query.values + j));
+        }
+        return vaddvq_s32(sums);
+    }
     // The bytes of the query are read once for four rows.
     static constexpr bool has_coarse_dots = true;
     static void coarse_dots(const int8_t* rows, size_t row_bytes, const CoarseQuery& query, float* products) {

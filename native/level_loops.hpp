@@ -4,6 +4,7 @@
 //   above_f32(scores, threshold): bit l is set if entry l of scan_width is above the threshold; V::Offsets,
 //   highest_offsets(), lower(lowest, offsets): the lane-wise minimum of 64 offsets, any_below(lowest, first);
 //   coarse_dot(row, query) with a CoarseQuery;
+//   byte_product(row, query) with a ByteQuery;
 //   has_coarse_dots and, if true, coarse_dots(rows, row_bytes, query, products) of four rows;
 //   reads_codes and, if true, code_sums(block, columns, n_columns, tables, sums) of a block of codes.
 // V is in an unnamed namespace, so the linker cannot merge code of different levels. For the same reason the loops use
@@ -497,6 +498,15 @@ size_t take_above(Score* scores, size_t n, Score threshold, uint32_t* positions,
 }
 
 template <typename V>
+void byte_products(const uint8_t* rows, size_t row_bytes, const uint32_t* positions, size_t n, const ByteQuery& query,
+                   float* products) {
+    for (size_t i = 0; i < n; ++i) {
+        const int8_t* row = reinterpret_cast<const int8_t*>(rows + positions[i] * row_bytes);
+        products[i] = static_cast<float>(V::byte_product(row, query));
+    }
+}
+
+template <typename V>
 constexpr auto codes_above_of() -> decltype(Level::codes_above) {
     if constexpr (V::reads_codes) return codes_above<V>;
     else return nullptr;
@@ -511,6 +521,7 @@ constexpr Level make_level(const char* name) {
         {dot_rows<V, Element::float16>, dot_rows<V, Element::float32>, dot_rows<V, Element::int8>},
         coarse_above<V>,
         codes_above_of<V>(),
+        byte_products<V>,
         {sum_rows<V, Element::float16>, sum_rows<V, Element::float32>, sum_rows<V, Element::int8>,
          sum_rows<V, Element::bfloat16>},
         sum_of_squares<V>,

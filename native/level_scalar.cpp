@@ -49,6 +49,12 @@ struct Scalar {
     }
     static void stream(float* p, const Floats& a) { store(p, a); }
     static void clear_line(void* p) { __builtin_memset(p, 0, 64); }
+    static int32_t byte_product(const int8_t* row, const ByteQuery& query) {
+        int32_t total = 0;
+        for (size_t j = 0; j < query.dim; ++j) total += row[j] * query.values[j];
+        return total;
+    }
+
     static constexpr bool has_coarse_dots = false, reads_codes = false;
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
         constexpr size_t strip = 256;

@@ -44,6 +44,13 @@ struct CoarseQuery {
     Bounding bounding;
 };
 
+// A query as int8, for exact products with int8 rows: padded with zeros to a multiple of 64, at most 65,536 columns.
+struct ByteQuery {
+    const int8_t* values;
+    size_t dim;
+    int32_t sum;  // of the values
+};
+
 // 4-bit codes of rows, in blocks of coded_block rows. The upper two bits of all codes of a block are stored first, then the
 // lower two: byte r of column j has two bits of four codes of row r. A code 4 u + l is the number 4 (2 u - 3) + (2 l - 3).
 constexpr size_t coded_block = 64;
@@ -122,6 +129,9 @@ struct Level {
     // The same for codes of rows; null if reading codes takes as long as reading rows.
     size_t (*codes_above)(const CodedRows& rows, size_t n_rows, const CodedQuery& query, float threshold,
                           uint32_t* positions);
+    // products[i] = int8 row positions[i] . values, which is an integer.
+    void (*byte_products)(const uint8_t* rows, size_t row_bytes, const uint32_t* positions, size_t n, const ByteQuery& query,
+                          float* products);
     // out[j] = start[j] + sum over ids of factor * row[j], in the order of the ids; indexed by Element.
     void (*sum_rows[4])(const RowSum& what, float* out);
     // Sum of squares, with the same lanes and tree as a dot product.

@@ -44,6 +44,19 @@ struct Neon {
         for (size_t byte = 0; byte < 64; byte += 16) vst1q_u8(static_cast<uint8_t*>(p) + byte, vdupq_n_u8(0));
     }
 
+    static int32_t byte_product(const int8_t* row, const ByteQuery& query) {
+        int32x4_t sums = vdupq_n_s32(0);
+        size_t j = 0;
+        for (; j + 16 <= query.dim; j += 16) {
+            const int8x16_t bytes = vld1q_s8(row + j), values = vld1q_s8(query.values + j);
+            sums = vpadalq_s16(sums, vmull_s8(vget_low_s8(bytes), vget_low_s8(values)));
+            sums = vpadalq_s16(sums, vmull_high_s8(bytes, values));
+        }
+        int32_t total = 0;
+        for (; j < query.dim; ++j) total += row[j] * query.values[j];
+        return total + vaddvq_s32(sums);
+    }
+
     static constexpr bool has_coarse_dots = false, reads_codes = false;
     // Four registers of sums: with 16 lanes each has at most 512 products, which fit 32 bits.
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {

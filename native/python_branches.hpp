@@ -13,6 +13,7 @@
 #include "bind_query.hpp"
 #include "candidates.hpp"
 #include "fusion.hpp"
+#include "graph_search.hpp"
 #include "parallel.hpp"
 #include "python_arrays.hpp"
 #include "segments.hpp"
@@ -63,11 +64,33 @@ protected:
     FirstOrds firsts_;
 };
 
+// A graph over the dense rows of a segment, which keeps its bytes.
+class KeptGraph {
+public:
+    KeptGraph(const KeptGraph&) = delete;
+    KeptGraph& operator=(const KeptGraph&) = delete;
+    KeptGraph(nb::object stored, const std::string& element, size_t width, size_t n_rows, size_t most_neighbors) {
+        const Span<uint8_t> bytes = kept_.keep(stored, "stored", 1).span<uint8_t>();
+        if (element != "int8" && element != "float16") throw InvalidInput("a graph has int8 or float16 vectors");
+        const Element kind = element == "int8" ? Element::int8 : Element::float16;
+        const nb::gil_scoped_release released;
+        graph_ = std::make_unique<StoredGraph>(bytes, GraphShape{kind, width, n_rows, most_neighbors});
+    }
+
+    const StoredGraph& graph() const { return *graph_; }
+
+private:
+    Kept kept_;
+    std::unique_ptr<StoredGraph> graph_;
+};
+
 class DenseSegments : public Documents {
 public:
     DenseSegments(const DenseSegments&) = delete;
     DenseSegments& operator=(const DenseSegments&) = delete;
-    DenseSegments(nb::list parts, std::vector<uint32_t> firsts) : Documents(std::move(firsts)) {
+    // Parts: (rows, scales | None, copies | None, codes | None, graph | None), or None.
+    DenseSegments(nb::list parts, std::vector<uint32_t> firsts, const WalkCosts& costs)
+        : Documents(std::move(firsts)), costs_(costs) {
         same_length("parts and segments", parts.size(), firsts_.n_segments());
         for (nb::handle part : parts) {
             segments_.emplace_back();
@@ -78,13 +101,20 @@ public:
             const size_t number = segments_.size() - 1;
             same_length("rows and documents", rows_.back()->matrix.n_rows, firsts_[number + 1] - firsts_[number]);
             sketches_.emplace_back(new SketchesOf(parts_of[2], parts_of[3], rows_.back()->matrix));
-            segments_.back() = {true, rows_.back()->matrix, sketches_.back()->sketches};
+            segments_.back() = {true, rows_.back()->matrix, sketches_.back()->sketches, nullptr};
+            if (parts_of[4].is_none()) continue;
+            segments_.back().graph = &nb::cast<const KeptGraph&>(parts_of[4]).graph();
+            const GraphShape& shape = segments_.back().graph->shape();
+            same_length("the graph's rows and rows", shape.n_rows, rows_.back()->matrix.n_rows);
+            same_length("the graph's columns and columns", shape.width, rows_.back()->matrix.width);
+            has_graphs_ = true;
         }
     }
 
     // Returns each query's best documents; the GIL need not be held.
     std::vector<std::vector<Hit>> top(const float* queries, size_t n_queries, size_t dim, size_t k, size_t n_threads,
                                       const std::vector<Bitmap>& allowed) const {
+        if (has_graphs_) return graphs_top_k(firsts_, segments_, costs_, queries, n_queries, dim, k, n_threads, allowed);
         return segments_top_k(firsts_, segments_, queries, n_queries, dim, k, n_threads, allowed);
     }
 
@@ -102,6 +132,8 @@ private:
     std::vector<std::unique_ptr<Rows>> rows_;
     std::vector<std::unique_ptr<SketchesOf>> sketches_;
     std::vector<DenseSegment> segments_;
+    WalkCosts costs_;
+    bool has_graphs_ = false;
 };
 
 class SparseSegments : public Documents {

@@ -152,20 +152,6 @@ void score_matrix(const Matrix& rows, const std::vector<uint32_t>& places, Span<
     }
 }
 
-// Returns the k best hits and those that tie with the last of them, in order. The doc_ords must be distinct.
-std::vector<Hit> best_and_ties(std::vector<Hit> hits, size_t k) {
-    if (k == 0) return {};
-    std::vector<uint64_t> keys;
-    keys.reserve(hits.size());
-    for (const Hit& hit : hits) keys.push_back(key_of(hit));
-    if (!std::is_sorted(keys.begin(), keys.end(), std::greater<uint64_t>())) sort_descending(keys);
-    size_t n = std::min(k, keys.size());
-    while (n < keys.size() && keys[n] >> 32 == keys[k - 1] >> 32) ++n;
-    hits.clear();
-    for (size_t i = 0; i < n; ++i) hits.push_back(hit_of(keys[i]));
-    return hits;
-}
-
 // One segment's best documents for a sparse query, by stored scores. A stored score is exact, or it is a bound of the
 // exact score because it is a 16-bit sum or because it was stored for another mean length.
 class SegmentList {
@@ -340,6 +326,19 @@ bool by_id(const Tied& a, const Tied& b) {
 }
 
 }  // namespace
+
+std::vector<Hit> best_and_ties(std::vector<Hit> hits, size_t k) {
+    if (k == 0) return {};
+    std::vector<uint64_t> keys;
+    keys.reserve(hits.size());
+    for (const Hit& hit : hits) keys.push_back(key_of(hit));
+    if (!std::is_sorted(keys.begin(), keys.end(), std::greater<uint64_t>())) sort_descending(keys);
+    size_t n = std::min(k, keys.size());
+    while (n < keys.size() && keys[n] >> 32 == keys[k - 1] >> 32) ++n;
+    hits.clear();
+    for (size_t i = 0; i < n; ++i) hits.push_back(hit_of(keys[i]));
+    return hits;
+}
 
 template <typename Score>
 std::vector<int64_t> order_of_ids(const FirstOrds& firsts, const std::vector<SegmentIds>& ids, Span<uint32_t> doc_ords,

@@ -6,6 +6,7 @@
 
 #include "arrays.hpp"
 #include "dense.hpp"
+#include "graph.hpp"
 #include "sparse.hpp"
 
 namespace lightir {
@@ -58,6 +59,12 @@ struct DenseSegment {
     bool there = false;
     Matrix rows;
     Sketches sketches;
+    const StoredGraph* graph = nullptr;  // over the rows, or null
+};
+
+// How many nodes a walk of a graph keeps at least, and the number of rows that a scan reads in the time that it takes a node.
+struct WalkCosts {
+    size_t candidates = 128, rows_a_candidate = 200;
 };
 
 class DenseScorer : public Scorer {
@@ -114,6 +121,9 @@ private:
     SegmentedQuery query_;
     Saturation saturation_;
 };
+
+// Returns the k best hits and those that tie with the last of them, in order. The doc_ords must be distinct.
+std::vector<Hit> best_and_ties(std::vector<Hit> hits, size_t k);
 
 // Returns each query's k best documents over all segments, by descending score, then ascending doc_ord, plus those of each
 // segment's k best that tie with the last. allowed has one bitmap per segment.

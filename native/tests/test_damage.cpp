@@ -14,7 +14,9 @@
 #include "dispatch.hpp"
 #include "errors.hpp"
 #include "expect.hpp"
-#include "graph.hpp"
+#include "graph_bytes.hpp"
+#include "graph_search.hpp"
+#include "graph_walk.hpp"
 #include "segments.hpp"
 #include "sparse.hpp"
 
@@ -210,64 +212,39 @@ void any_depth_is_at_most_all_documents() {
     }
 }
 
-// A graph in the layout of usearch, and an empty one.
-struct StoredGraph {
-    static constexpr uint32_t width = 4, above = 2, base = 4;
-    std::vector<uint8_t> bytes;
+constexpr size_t graph_width = 4;
 
-    template <typename T>
-    void append(T value) {
-        const auto* at = reinterpret_cast<const uint8_t*>(&value);
-        bytes.insert(bytes.end(), at, at + sizeof(T));
+// Searches a graph of six rows: all links of all levels are followed, in arrays of exactly the graph's size.
+void search_graph(const std::vector<uint8_t>& bytes, size_t n_rows = 6) {
+    const StoredGraph graph(span(bytes), {Element::int8, graph_width, n_rows, GraphBytes::above});
+    const std::vector<float> query{0.5f, -1.0f, 0.25f, 1.0f}, rows(n_rows * graph_width, 1.0f);
+    for (const size_t width : {1, 3, 9}) {
+        expect(GraphWalk(query.data(), query.size()).nearest(graph, width).size() <= width, "a walk keeps at most width");
     }
+    const Matrix matrix{rows.data(), n_rows, graph_width, Element::float32, nullptr};
+    const FirstOrds firsts({0, static_cast<uint32_t>(n_rows)});
+    const auto lists = graphs_top_k(firsts, {{true, matrix, {}, &graph}}, {1, 1}, query.data(), 1, query.size(), 2, 1, {{}});
+    expect(lists[0].size() >= 2, "a search finds k rows");
+}
 
-    void append_neighbors(const std::vector<uint32_t>& neighbors, size_t n_slots) {
-        append(static_cast<uint32_t>(neighbors.size()));
-        for (size_t i = 0; i < n_slots; ++i) append(i < neighbors.size() ? neighbors[i] : 0u);
-    }
-
-    explicit StoredGraph(const std::vector<int16_t>& levels) {
-        const auto n = static_cast<uint32_t>(levels.size());
-        append(n), append(width);
-        bytes.resize(bytes.size() + n * width, 1);
-        for (const char letter : std::string("usearch")) append(letter);
-        for (const uint16_t version : {2, 26, 6}) append(version);
-        for (const uint8_t kind : {0x69, 0x17, 0x0e, 0x0f}) append(kind);
-        append(uint64_t{n}), append(uint64_t{0}), append(uint64_t{width});
-        bytes.resize(bytes.size() + 23, 0);
-        const auto highest = std::max_element(levels.begin(), levels.end());
-        append(uint64_t{n}), append(uint64_t{above}), append(uint64_t{base});
-        append(static_cast<uint64_t>(n == 0 ? -1 : *highest)), append(static_cast<uint64_t>(highest - levels.begin()));
-        for (const int16_t level : levels) append(level);
-        for (uint32_t i = 0; i < n; ++i) {
-            append(uint64_t{i}), append(levels[i]);
-            append_neighbors({(i + 1) % n, (i + 2) % n}, base);
-            for (int16_t level = 1; level <= levels[i]; ++level) {
-                append_neighbors({static_cast<uint32_t>(highest - levels.begin())}, above);
-            }
-        }
-    }
-};
-
-// Reads a graph as usearch does: all links of all levels, from arrays of exactly the graph's size.
 void damaged_graphs_are_refused() {
-    const StoredGraph whole({0, 1, 0, 2, 0, 0}), empty({});
-    check_graph(span(whole.bytes), span(empty.bytes), 6);
-    expect_throws<DamagedArrays>([&] { check_graph(span(whole.bytes), span(empty.bytes), 5); }, "a key outside the rows");
+    const GraphBytes whole({0, 1, 0, 2, 0, 0}, graph_width);
+    search_graph(whole.bytes);
+    expect_throws<DamagedArrays>([&] { search_graph(whole.bytes, 5); }, "a row outside the rows");
     for (size_t size = 0; size < whole.bytes.size(); ++size) {
         const std::vector<uint8_t> cut(whole.bytes.begin(), whole.bytes.begin() + static_cast<std::ptrdiff_t>(size));
-        expect_throws<DamagedArrays>([&] { check_graph(span(cut), span(empty.bytes), 6); }, "a graph that is cut");
+        expect_throws<DamagedArrays>([&] { search_graph(cut); }, "a graph that is cut");
     }
     std::vector<uint8_t> longer = whole.bytes;
     longer.push_back(0);
-    expect_throws<DamagedArrays>([&] { check_graph(span(longer), span(empty.bytes), 6); }, "a graph with more bytes");
+    expect_throws<DamagedArrays>([&] { search_graph(longer); }, "a graph with more bytes");
     size_t n_refused = 0;
     for (size_t at = 0; at < whole.bytes.size(); ++at) {
         for (const uint8_t value : {0x01, 0x05, 0x06, 0x7f, 0x80, 0xff}) {
             std::vector<uint8_t> damaged = whole.bytes;
             damaged[at] = value;
             try {
-                check_graph(span(damaged), span(empty.bytes), 6);
+                search_graph(damaged);
             } catch (const DamagedArrays&) {
                 ++n_refused;
             }
@@ -286,6 +263,7 @@ int main() {
         damaged_offsets_are_refused("runs", [](Segment& s) -> auto& { return s.postings.run_indptr; });
         damaged_ids_are_refused_or_unfound();
         any_k_is_at_most_all_documents();
+        damaged_graphs_are_refused();
     }
     // Damaged ids of documents are empty ones: a search goes on.
     for (const int64_t value : extremes) {
@@ -294,6 +272,5 @@ int main() {
         expect(n_refusals(damaged, 5) == 0, "a damaged id is empty");
     }
     any_depth_is_at_most_all_documents();
-    damaged_graphs_are_refused();
     return outcome();
 }

@@ -20,6 +20,8 @@
 #include "errors.hpp"
 #include "expansions.hpp"
 #include "expect.hpp"
+#include "graph_bytes.hpp"
+#include "graph_search.hpp"
 #include "parallel.hpp"
 #include "query.hpp"
 #include "segments.hpp"
@@ -153,7 +155,7 @@ private:
 
 class Rows : public BranchQueries {
 public:
-    explicit Rows(const Data& data) : data_(data), segments_{DenseSegment{true, data.matrix(), {}}} {}
+    explicit Rows(const Data& data) : data_(data), segments_{DenseSegment{true, data.matrix(), {}, nullptr}} {}
     void prepare(size_t k, size_t n_threads) override {
         lists_ = segments_top_k(firsts_, segments_, data_.queries.data(), data_.n_queries, data_.width, k, n_threads,
                                 std::vector<Bitmap>(1));
@@ -179,6 +181,23 @@ Bytes whole_search(const Data& data, size_t n_threads) {
     Bytes out;
     for (const FusedTop& best : search({{&rows, 0.6, true}, {&terms, 0.4, true}}, data.n_queries, options)) {
         append(out, best.doc_ords), append(out, best.scores);
+    }
+    return out;
+}
+
+Bytes graph_search(const Data& data, size_t n_threads) {
+    static const GraphBytes stored = [] {
+        std::vector<int16_t> levels(Data::n_docs, 0);
+        levels[1000] = 1, levels[2000] = 2;
+        return GraphBytes(levels, Data::width);
+    }();
+    const StoredGraph graph(span(stored.bytes), {Element::int8, data.width, data.n_docs, GraphBytes::above});
+    const FirstOrds firsts({0, Data::n_docs, 2 * Data::n_docs});
+    const std::vector<DenseSegment> segments{{true, data.matrix(), {}, &graph}, {true, data.matrix(), {}, nullptr}};
+    Bytes out;
+    for (const auto& hits : graphs_top_k(firsts, segments, {20, 1}, data.queries.data(), data.n_queries, data.width, 9,
+                                         n_threads, std::vector<Bitmap>(2))) {
+        append(out, hits);
     }
     return out;
 }
@@ -216,6 +235,7 @@ Bytes tokenization(const Data& data, size_t n_threads) {
 
 const std::vector<std::pair<std::string, Bytes (*)(const Data&, size_t)>> functions{
     {"dense search", dense_search},
+    {"a search by graphs", graph_search},
     {"a search over two branches", whole_search},
     {"query encoding", query_encoding},
     {"tokenization", tokenization},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import shutil
 import sqlite3
@@ -21,14 +20,8 @@ from lightir.cli import main
 from lightir.pending import Queue
 
 INDEXES = [(release, name) for release, name in FIXTURES if name.startswith("index")]
-NEEDS_USEARCH = pytest.mark.skipif(importlib.util.find_spec("usearch") is None, reason="needs the extra ann")
 SEARCHES = [
-    pytest.param(
-        release,
-        search,
-        id="-".join([release, search["index"], *search["options"]]),
-        marks=NEEDS_USEARCH if search["index"] == "index-graph" else (),
-    )
+    pytest.param(release, search, id="-".join([release, search["index"], *search["options"]]))
     for release in RELEASES
     for search in expected(release)["searches"]
 ]

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import FormatError
-from lightir.index.segments.graph import Graph, build_graph
+from lightir.index.segments.graph import build_graph, graph_top_k, open_graph
+from lightir.kernel.segments import ScannedRows, WalkCosts
 
 N, DIM = 600, 8
 VALUES = [0, 1, 2, 31, 33, N - 1, N, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1]
@@ -67,11 +68,11 @@ def main() -> None:
             patched = data.copy()
             patched[at : at + size] = np.frombuffer(value.to_bytes(8, "little")[:size], np.uint8)
             try:
-                graph = Graph(patched, rows, None, facts)
+                graph = open_graph(patched, (N, DIM), facts)
             except FormatError:
                 refused += 1
                 continue
-            graph.top_k(queries, 10, n_allowed=N)
+            graph_top_k(ScannedRows(rows, graph=graph), queries, 10, costs=WalkCosts(128, 1))
             searched += 1
         print(f"{kind}: {refused} refused, {searched} searched", flush=True)
 

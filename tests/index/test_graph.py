@@ -23,7 +23,8 @@ from lightir.errors import FormatError, MissingExtra
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, change
 from lightir.index import build as build_module
 from lightir.index.segments import graph, segment_writer
-from lightir.index.segments.graph import Graph, build_graph
+from lightir.index.segments.graph import build_graph, graph_top_k, open_graph
+from lightir.kernel.segments import ScannedRows, WalkCosts
 from lightir.search import Searcher, SearchOptions
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.shards import Shard
@@ -32,13 +33,14 @@ from small_collections import GivenVectors
 
 DIM = 8
 N = 300
+COSTS = WalkCosts(24, 1)
 
 without_usearch = pytest.mark.usefixtures("no_usearch")
 
 
 @pytest.fixture
 def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build and search graphs for segments of any size; skip without usearch."""
+    """Build and search graphs for segments of any size; skip without usearch, which builds them."""
     pytest.importorskip("usearch")
     monkeypatch.setattr(segment_writer, "LEAST_DOCUMENTS", 20)
     monkeypatch.setattr(graph, "CANDIDATE_COST", 1)
@@ -54,6 +56,14 @@ def no_usearch(monkeypatch: pytest.MonkeyPatch) -> None:
 def unit_rows(n: int, seed: int, center: float = 0.0) -> npt.NDArray[np.float16]:
     values = np.random.default_rng(seed).standard_normal((n, DIM)) + center
     return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float16)
+
+
+def graphed(
+    stored: npt.NDArray[Any], scales: npt.NDArray[np.float32] | None, wanted: npt.NDArray[np.bool_]
+) -> ScannedRows:
+    """Return rows with a graph over some of them."""
+    data, facts = build_graph(stored, scales, wanted)
+    return ScannedRows(stored, scales, graph=open_graph(data, (len(stored), DIM), facts))
 
 
 def shard(dense: npt.NDArray[np.float16], first: int = 0) -> Shard:
@@ -90,9 +100,11 @@ def test_scores_and_order_are_the_scan_s(dtype: str, length: float) -> None:
     assert facts.recall > 0.9
     assert facts.element == ("f16" if length == 3.0 and dtype == "fp16" else "i8")
     queries = unit_rows(20, 2).astype(np.float32)
-    results = Graph(data, stored, scales, facts).top_k(queries, 10, n_allowed=facts.documents)
+    rows = ScannedRows(stored, scales, graph=open_graph(data, (N, DIM), facts))
+    results = graph_top_k(rows, queries, 10, allowed=kernel.pack_bitmap(wanted), costs=COSTS)
     exact, _ = kernel.dense_top_k(stored, queries, k=10, scales=scales, allowed=kernel.pack_bitmap(wanted))
-    for query, (places, scores), true in zip(queries, results, exact, strict=True):
+    for query, ranked, true in zip(queries, results, exact, strict=True):
+        places, scores = ranked.doc_ords, ranked.scores
         assert wanted[places].all()
         np.testing.assert_array_equal(scores, kernel.dense_pair_scores(stored, places, query, scales=scales))
         assert sorted(zip(-scores, places, strict=True)) == list(zip(-scores, places, strict=True))
@@ -109,14 +121,13 @@ def test_the_same_rows_give_the_same_bytes() -> None:
 @pytest.mark.usefixtures("small_graphs")
 def test_k_rows_are_returned_if_k_are_allowed(n_allowed: int) -> None:
     stored = unit_rows(N, 1)
-    data, facts = build_graph(stored, None, np.ones(N, np.bool_))
+    rows = graphed(stored, None, np.ones(N, np.bool_))
     mask = np.zeros(N, np.bool_)
     mask[np.random.default_rng(3).permutation(N)[:n_allowed]] = True
     queries, allowed = unit_rows(20, 2).astype(np.float32), kernel.pack_bitmap(mask)
-    results = Graph(data, stored, None, facts).top_k(queries, 10, n_allowed=n_allowed, allowed=allowed)
-    for places, _ in results:
-        assert len(places) == min(10, n_allowed)
-        assert mask[places].all()
+    for ranked in graph_top_k(rows, queries, 10, allowed=allowed, costs=COSTS):
+        assert len(ranked.doc_ords) == min(10, n_allowed)
+        assert mask[ranked.doc_ords].all()
 
 
 @pytest.mark.usefixtures("small_graphs")
@@ -289,16 +300,6 @@ def test_small_segments_have_no_graph(tmp_path: Path) -> None:
         assert len(dense_top(index, np.ones((1, DIM), np.float32), 10)[0]) == 10
 
 
-def test_large_searches_are_scans() -> None:
-    pytest.importorskip("usearch")
-    data, facts = build_graph(unit_rows(N, 1), None, np.ones(N, np.bool_))
-    large = Graph(data, unit_rows(N, 1), None, dataclasses.replace(facts, documents=65_536))
-    assert large.serves(100, 65_536)
-    assert not large.serves(1000, 65_536)
-    assert not large.serves(10, 5000)
-    assert not large.serves(10, 0)
-
-
 @without_usearch
 def test_a_graph_asks_for_the_extra_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(MissingExtra, match=r"lightir\[ann\]"):
@@ -307,20 +308,21 @@ def test_a_graph_asks_for_the_extra_before_anything_is_written(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("small_graphs")
-def test_without_the_extra_graphs_are_refused_but_scans_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_searched_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path / "index", shard(unit_rows(N, 1)))
-    monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
     query = np.ones((1, DIM), np.float32)
-    with Index.open(tmp_path / "index") as index, pytest.raises(MissingExtra, match="--exact"):
-        dense_top(index, query, 5)
-    with Index.open(tmp_path / "index", exact=True) as index:
-        assert len(dense_top(index, query, 5)[0]) == 5
+    with Index.open(tmp_path / "index") as index:
+        before = dense_top(index, query, 5)
+    monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "usearch", None)
+    with Index.open(tmp_path / "index") as index:
+        assert dense_top(index, query, 5) == before
 
 
 @pytest.mark.usefixtures("small_graphs")
 @pytest.mark.parametrize("at", [0, 0.3, 0.6, 0.999])
 def test_a_damaged_graph_is_named_before_it_is_walked(tmp_path: Path, at: float) -> None:
-    """usearch follows every pointer of a graph: many single flipped bits ended the process."""
+    """A search follows every link of a graph."""
     build(tmp_path / "index", shard(unit_rows(N, 1)))
     (path,) = (tmp_path / "index").rglob("graph.bin")
     content = bytearray(path.read_bytes())
@@ -373,29 +375,30 @@ def test_a_patched_graph_with_a_right_checksum_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("small_graphs")
-def test_a_filtered_walk_becomes_a_scan_only_if_too_few_rows_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, query, scans = unit_rows(N, 1), unit_rows(1, 2).astype(np.float32), []
-    data, facts = build_graph(rows, None, np.ones(N, np.bool_))
-    scan = kernel.dense_top_k
-    monkeypatch.setattr(kernel, "dense_top_k", lambda *given, **how: scans.append(1) or scan(*given, **how))
-    walked = Graph(data, rows, None, facts)
-    order = np.argsort(-kernel.dense_pair_scores(rows, np.arange(N, dtype=np.uint32), query[0]), kind="stable")
+def test_a_filtered_walk_finds_the_best_allowed_rows_and_becomes_a_scan_if_it_meets_too_few() -> None:
+    stored, query = unit_rows(N, 1), unit_rows(1, 2).astype(np.float32)
+    rows = graphed(stored, None, np.ones(N, np.bool_))
+    order = np.argsort(-kernel.dense_pair_scores(stored, np.arange(N, dtype=np.uint32), query[0]), kind="stable")
     even = np.arange(N) % 2 == 0
-    ((rows_found, _),) = walked.top_k(query, 5, n_allowed=N // 2, allowed=kernel.pack_bitmap(even))
-    assert rows_found.tolist() == [row for row in order if even[row]][:5]
-    assert scans == []
-    worst = np.isin(np.arange(N), order[-5:])
-    ((rows_found, _),) = walked.top_k(query, 5, n_allowed=N, allowed=kernel.pack_bitmap(worst))
-    assert rows_found.tolist() == order[-5:].tolist()
-    assert scans == [1]
+    (ranked,) = graph_top_k(rows, query, 5, allowed=kernel.pack_bitmap(even), costs=COSTS)
+    assert ranked.doc_ords.tolist() == [row for row in order if even[row]][:5]
+    worst = np.isin(np.arange(N), order[-40:])
+    (ranked,) = graph_top_k(rows, query, 5, allowed=kernel.pack_bitmap(worst), costs=COSTS)
+    assert ranked.doc_ords.tolist() == order[-40:][:5].tolist()
 
 
 @pytest.mark.usefixtures("small_graphs")
 def test_rows_of_different_lengths_are_found_by_their_inner_products() -> None:
-    rows = unit_rows(N, 1) * np.linspace(0.2, 3, N, dtype=np.float16)[:, None]
-    data, facts = build_graph(rows, None, np.ones(N, np.bool_))
+    stored = unit_rows(N, 1) * np.linspace(0.2, 3, N, dtype=np.float16)[:, None]
+    rows = graphed(stored, None, np.ones(N, np.bool_))
     queries = unit_rows(20, 2).astype(np.float32)
-    results = Graph(data, rows, None, facts).top_k(queries, 10, n_allowed=N)
-    exact, _ = kernel.dense_top_k(rows, queries, k=10)
-    shared = [len({*mine.tolist()} & {*true.tolist()}) for (mine, _), true in zip(results, exact, strict=True)]
+    results = graph_top_k(rows, queries, 10, costs=COSTS)
+    exact, _ = kernel.dense_top_k(stored, queries, k=10)
+    shared = [len({*mine.doc_ords.tolist()} & {*true.tolist()}) for mine, true in zip(results, exact, strict=True)]
     assert np.mean(shared) > 9
+
+
+def test_a_graph_of_unknown_numbers_is_refused() -> None:
+    facts = graph.GraphFacts(N, 1.0, 1, "b1", "usearch 2")
+    with pytest.raises(FormatError, match="'b1', which are unknown"):
+        open_graph(np.zeros(200, np.uint8), (N, DIM), facts)

@@ -19,9 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from graph_bytes import graph_bytes
 
 Generator = np.random.Generator
 EXTREMES = [-(2**63), -(2**63) + 1, -1, 0, 1, 7, 255, 2**16, 2**31 - 1, 2**32 - 1, 2**32, 2**62, 2**63 - 257, 2**63 - 1]
@@ -197,7 +202,11 @@ class Cases:
             (kernel.mean_rows, [rows, ids, indptr], {"normalize": True, "scales": scales, "dim": 3, "threads": 2}),
             (kernel.mean_expansions, [ids[None], scales[:3][None], ids * 0, indptr], {"vocab_size": 4, "threads": 2}),
             (kernel.split_words, [["a text", "\ud800", "two  words"]], {}),
-            (kernel.check_graph, [np.zeros(300, np.uint8), np.zeros(112, np.uint8)], {"n_rows": 3}),
+            (
+                self.segments.StoredGraph,
+                [np.zeros(300, np.uint8)],
+                {"element": "int8", "shape": (3, 4), "neighbors": 3},
+            ),
             (self.candidates.normalize, [scales, scales, np.ones(5, np.int64)], {"scale": "max"}),
         ]
         call, positional, named = calls[rng.integers(len(calls))]
@@ -300,16 +309,22 @@ class Cases:
                     finder.learn_words(words, [["ab", "a"][: rng.integers(3)] for _ in words])
 
     def graphs(self, rng: Generator) -> None:
-        """Bytes that are no graph are refused."""
-        empty = np.zeros(112, np.uint8)
-        empty[4], empty[8:15] = 4, np.frombuffer(b"usearch", np.uint8)
-        stored = rng.integers(0, 3, rng.integers(0, 400)).astype(np.uint8)
-        stored[: min(112, len(stored))] = empty[: min(112, len(stored))]
+        """A damaged graph is refused, or a search of it returns different rows."""
+        n, element = int(rng.integers(1, 40)), rng.choice(["int8", "float16"])
+        stored = graph_bytes(rng, rng.integers(-3, 4, (n, 4)).astype(element), np.arange(n))
+        rows, queries = rng.standard_normal((n, 4)).astype(np.float16), rng.standard_normal((2, 4)).astype(np.float32)
         try:
-            self.kernel.check_graph(damage(rng, stored), empty, n_rows=any_k(rng))
+            graph = self.segments.StoredGraph(damage(rng, stored), element=element, shape=(n, 4), neighbors=3)
         except self.refusals:
             return
-        raise AssertionError("a graph of random bytes passes")
+        costs = self.segments.WalkCosts(*rng.integers(0, 9, 2).tolist())
+        segments = self.segments.DenseSegments([self.segments.ScannedRows(rows, graph=graph)], [n], costs=costs)
+        branch = self.candidates.BoundBranch("", segments)
+        request = self.candidates.Request(5, 5, 2)
+        for ranked in self.candidates.CandidateSearch([branch], scale="none").search(
+            [segments.queries(queries)], request
+        ):
+            assert len(set(ranked.doc_ords.tolist())) == min(n, 5)
 
 
 def load_native(path: str) -> None:

@@ -24,6 +24,7 @@ from lightir.index.phrases import WORDS_ALONE, Phrase
 from lightir.index.schema import Schema
 from lightir.index.segments.columns import Mask, MetadataSource
 from lightir.index.segments.dictionary import SortedStrings
+from lightir.index.segments.graph import walk_costs
 from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.segment import Segment
@@ -237,14 +238,22 @@ class View:
 
     @shared_property
     def dense_rows(self) -> DenseSegments:
-        """The dense rows of all segments."""
+        """The dense rows of all segments, which are scanned."""
         return DenseSegments([live.segment.dense_rows for live in self.segments], self._sizes)
 
     @shared_property
-    def graphless_rows(self) -> DenseSegments | None:
-        """The dense rows of the segments without a graph; None if every segment has one."""
-        rows = [None if live.segment.graph is not None else live.segment.dense_rows for live in self.segments]
-        return DenseSegments(rows, self._sizes) if any(dense is not None for dense in rows) else None
+    def graphed_rows(self) -> DenseSegments | None:
+        """The dense rows of all segments, which are searched by their graphs; None if no segment has one.
+
+        Raises:
+            FormatError: a graph is damaged.
+        """
+        graphs = [live.segment.graph for live in self.segments]
+        if all(graph is None for graph in graphs):
+            return None
+        rows = [live.segment.dense_rows for live in self.segments]
+        parts = [part and part._replace(graph=graph) for part, graph in zip(rows, graphs, strict=True)]
+        return DenseSegments(parts, self._sizes, costs=walk_costs())
 
     @shared_property
     def sparse_rows(self) -> SparseSegments:

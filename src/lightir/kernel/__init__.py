@@ -360,20 +360,6 @@ def dense_pair_scores(
     return _native.dense_pair_scores(rows, scales, doc_ords, query)
 
 
-def check_graph(stored: npt.NDArray[np.uint8], empty: npt.NDArray[np.uint8], *, n_rows: int) -> None:
-    """Check that a search of a stored usearch graph stays inside its bytes, whoever wrote them.
-
-    Args:
-        stored: (n_bytes,) uint8, the graph as usearch saves it.
-        empty: bytes that usearch saves for an empty graph with the same settings.
-        n_rows: exclusive upper bound of the keys.
-
-    Raises:
-        FormatError: a size, level, key, entry point or neighbor is out of bounds, or the settings differ.
-    """
-    _native.check_graph(stored, empty, _count("n_rows", n_rows))
-
-
 def mean_rows(
     table: Rows | npt.NDArray[np.uint16],
     token_ids: npt.NDArray[np.uint32],

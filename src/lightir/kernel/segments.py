@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from lightir.errors import InvalidInput
 from lightir.kernel import Copies, DocOrds, Postings, RowCodes, Rows, Scores, Weights, _native
 
 Allowed: TypeAlias = list[npt.NDArray[np.uint8] | None] | None
@@ -16,6 +17,44 @@ Allowed: TypeAlias = list[npt.NDArray[np.uint8] | None] | None
 
 BranchQueries: TypeAlias = tuple[Any, ...]
 """A branch's documents with a batch of queries, made by `DenseSegments.queries` or `SparseSegments.queries`."""
+
+
+class WalkCosts(NamedTuple):
+    """Settings of a search by graphs.
+
+    Attributes:
+        candidates: minimum number of nodes that a walk of a graph keeps.
+        rows_a_candidate: number of rows that a scan reads in the time that a walk takes for each node that it keeps.
+    """
+
+    candidates: int
+    rows_a_candidate: int
+
+
+class StoredGraph:
+    """A graph over dense rows (HNSW), searched in its bytes; safe to use from several threads."""
+
+    def __init__(
+        self,
+        stored: npt.NDArray[np.uint8],
+        *,
+        element: Literal["int8", "float16"],
+        shape: tuple[int, int],
+        neighbors: int,
+    ) -> None:
+        """Borrow a graph and check every number that a search follows, whoever wrote them.
+
+        Args:
+            stored: (n_bytes,) uint8, a graph for inner products as usearch saves it.
+            element: dtype of the graph's vectors.
+            shape: number of rows of the segment, an exclusive upper bound of the graph's rows, and their width.
+            neighbors: maximum number of neighbors of a node above level 0; at level 0 it is twice as large.
+
+        Raises:
+            FormatError: a size, level, row, entry point or neighbor is out of bounds, or the graph is of another kind.
+        """
+        n_rows, width = shape
+        self.native = _native.StoredGraph(stored, element, width, n_rows, neighbors)
 
 
 class ScannedRows(NamedTuple):
@@ -26,12 +65,14 @@ class ScannedRows(NamedTuple):
         scales: (n,) float32 for int8 rows, else None.
         copies: int8 copies of the rows, which a scan reads first, or None.
         codes: 4-bit codes of the rows, which a scan reads before copies and rows, or None.
+        graph: graph over rows, by which they are searched approximately, or None.
     """
 
     rows: Rows
     scales: npt.NDArray[np.float32] | None = None
     copies: Copies | None = None
     codes: RowCodes | None = None
+    graph: StoredGraph | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +106,28 @@ class SparseRows:
 class DenseSegments:
     """Dense rows of all segments of a view; doc_ords are numbered across the segments."""
 
-    def __init__(self, segments: Sequence[ScannedRows | None], n_docs: Sequence[int]) -> None:
+    def __init__(
+        self, segments: Sequence[ScannedRows | None], n_docs: Sequence[int], *, costs: WalkCosts | None = None
+    ) -> None:
         """Borrow the segments' arrays.
 
         Args:
             segments: rows of each segment; None if no document of it has a row, so that all score 0.
             n_docs: number of documents of each segment.
+            costs: settings of a search by graphs; required if a segment has one.
         """
         parts: list[tuple[Any, ...] | None] = []
         for segment in segments:
             if segment is None:
                 parts.append(None)
                 continue
-            rows, scales, copies, codes = segment
+            rows, scales, copies, codes, graph = segment
             copied = None if copies is None else (copies.rows, copies.scales, copies.errors)
-            parts.append((rows, scales, copied, None if codes is None else codes.arrays()))
-        self.native = _native.DenseSegments(parts, _first_ords(n_docs))
+            coded = None if codes is None else codes.arrays()
+            parts.append((rows, scales, copied, coded, None if graph is None else graph.native))
+        if costs is None and any(segment is not None and segment.graph is not None for segment in segments):
+            raise InvalidInput("rows with graphs need costs, the settings of a search by graphs")
+        self.native = _native.DenseSegments(parts, _first_ords(n_docs), costs or WalkCosts(1, 1))
 
     def queries(self, vectors: npt.NDArray[np.float32]) -> BranchQueries:
         """Return a batch of queries, (n, dim) float32, which must not be wider than the rows."""

@@ -10,7 +10,6 @@ document that it withholds can belong to the best. After a bulk build and after 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,9 +78,6 @@ class BranchSearch:
 
     def top(self, branch: Branch, k: int) -> list[BranchList]:
         """Return each query's k best documents: score down, then doc_id up."""
-        if branch == "dense" and has_graphs(self.view):
-            lists = self._graph_lists(k)
-            return [self.merge([ranked[i] for ranked in lists], k) for i in range(self.encoded.n)]
         if branch == "tokens" and self.likelihood is not None:
             lists = [[self.likelihood.top(i, k, self.matching) for i in range(self.encoded.n)]]
             return [self.merge([ranked[i] for ranked in lists], k) for i in range(self.encoded.n)]
@@ -103,7 +99,7 @@ class BranchSearch:
     def queries(self, branch: Branch) -> BranchQueries | None:
         """Return the batch for the kernel; None for a language model, which the kernel does not have."""
         if branch == "dense":
-            return self.view.dense_rows.queries(self._vectors)
+            return dense_documents(self.view).queries(self._vectors)
         if branch == "sparse":
             assert self._sparse_terms is not None
             terms = self._sparse_terms
@@ -203,63 +199,6 @@ class BranchSearch:
             len(self.view.segments), len(self.encoded.tokens.terms)
         )
 
-    # Graphs
-
-    def _graph_lists(self, k: int) -> list[list[BranchList]]:
-        """Return the best documents of all segments without a graph by one scan, and of each other one by its graph.
-
-        A graph is first asked for a few more than the segment's share of the k best, then for more as long as all that
-        it gave belong to them. Where it costs no less than a scan, its segment is scanned too.
-        """
-        n_allowed = [self._n_allowed(position) for position in range(len(self.view.segments))]
-        asked = {
-            position: _likely_share(k, n, sum(n_allowed))
-            for position, n in enumerate(n_allowed)
-            if self.view.segments[position].segment.graph is not None
-        }
-        rows = self.view.graphless_rows
-        request = Request(k, k, self.threads)
-        scanned = []
-        if rows is not None:
-            scanned.append(_kernel_lists(rows, rows.queries(self._vectors), request, self.allowed("dense")))
-        lists: dict[int, list[BranchList]] = {}
-        lacking = list(asked)
-        while lacking:
-            for position in lacking:
-                asked[position] = asked[position] if self._walks(position, asked[position], n_allowed[position]) else k
-                lists[position] = self._graph_top(position, asked[position], n_allowed[position])
-            every = [*scanned, *lists.values()]
-            lacking = [i for i, n in asked.items() if n < k and _may_hold_more(every, lists[i], n, k)]
-            for position in lacking:
-                asked[position] = min(k, 4 * asked[position])
-        return [*scanned, *lists.values()]
-
-    def _walks(self, position: int, k: int, n_allowed: int) -> bool:
-        graph = self.view.segments[position].segment.graph
-        return graph is not None and graph.serves(k, n_allowed)
-
-    def _graph_top(self, position: int, k: int, n_allowed: int) -> list[BranchList]:
-        live, queries = self.view.segments[position], self._vectors
-        graph = live.segment.graph
-        assert graph is not None  # see _graph_lists
-        allowed = self._allowed("dense", position)
-        first = np.uint32(live.first_ord)
-        if not graph.serves(k, n_allowed):
-            rows = DenseSegments([live.segment.dense_rows], [len(live.segment)])
-            lists = _kernel_lists(rows, rows.queries(queries), Request(k, k, self.threads), [allowed])
-            return [BranchList(ranked.doc_ords + first, ranked.scores) for ranked in lists]
-        rankings = graph.top_k(queries, k, n_allowed=n_allowed, allowed=allowed, threads=self.threads)
-        lists = [BranchList(doc_ords + first, scores) for doc_ords, scores in rankings]
-        # A query without terms has no direction: it finds nothing, not everything with score 0.
-        return [ranked if query.any() else _empty_list() for ranked, query in zip(lists, queries, strict=True)]
-
-    def _n_allowed(self, position: int) -> int:
-        """Return how many of a segment's documents the dense branch may find."""
-        allowed = self._allowed("dense", position)
-        if allowed is None:
-            return len(self.view.segments[position].segment)
-        return int(np.unpackbits(allowed).sum())
-
     def _allowed(self, branch: Branch, position: int) -> npt.NDArray[np.uint8] | None:
         matching = None if self.matching is None else self.matching[position]
         return self.view.segments[position].searchable(branch, matching)
@@ -285,13 +224,22 @@ class BranchSearch:
 def documents(view: View, branch: Branch) -> DenseSegments | SparseSegments:
     """Return a branch's documents over all segments of a view."""
     if branch == "dense":
-        return view.dense_rows
+        return dense_documents(view)
     return view.sparse_rows if branch == "sparse" else view.token_rows
+
+
+def dense_documents(view: View) -> DenseSegments:
+    """Return the dense rows of all segments of a view, with their graphs unless the view is exact.
+
+    Raises:
+        FormatError: a graph is damaged.
+    """
+    return (None if view.exact else view.graphed_rows) or view.dense_rows
 
 
 def has_graphs(view: View) -> bool:
     """Whether dense rows are searched through graphs."""
-    return not view.exact and any(live.segment.graph is not None for live in view.segments)
+    return not view.exact and view.graphed_rows is not None
 
 
 def _kernel_lists(
@@ -308,25 +256,3 @@ def _kernel_lists(
 
 def _as_floats(queries: SparseVectors) -> QueryTerms:
     return QueryTerms(queries.indptr, queries.term_ids, queries.weights.astype(np.float32, copy=False))
-
-
-def _likely_share(k: int, n: int, total: int) -> int:
-    """Return how many of the k best a segment with n of all documents holds at most, were they spread by chance."""
-    expected = k * n / max(total, 1)
-    return min(k, int(expected + 4 * math.sqrt(expected)) + 16)
-
-
-def _may_hold_more(lists: Sequence[Sequence[BranchList]], given: Sequence[BranchList], asked: int, k: int) -> bool:
-    """Whether for any query all that a segment gave, as much as it was asked for, is among the k best of all lists."""
-    for i, own in enumerate(given):
-        if len(own.scores) < asked:
-            continue
-        scores = np.concatenate([ranked[i].scores for ranked in lists])
-        kth_score = np.partition(scores, len(scores) - k)[len(scores) - k] if len(scores) >= k else -np.inf
-        if own.scores[-1] >= kth_score:
-            return True
-    return False
-
-
-def _empty_list() -> BranchList:
-    return BranchList(np.zeros(0, np.uint32), np.zeros(0, np.float32))

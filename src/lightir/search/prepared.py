@@ -1,8 +1,8 @@
 """One prepared query: a plan bound to a view, and its search of any number of queries.
 
 Every search takes the same path. The queries become vectors and terms, and one call of the kernel returns the
-candidates (`lightir.kernel.candidates`). The kernel starts from the texts if it can make all vectors. Two kinds of
-lists are made outside it and handed in: lists of graphs, and lists of a language model of counted words.
+candidates (`lightir.kernel.candidates`). The kernel starts from the texts if it can make all vectors. Lists of a
+language model of counted words are made outside it and handed in.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class BoundPlan:
         coding: encoding of the queries.
         kernel: the search of the plan's branches.
         takes_texts: whether the kernel makes all vectors itself.
-        walks_graphs: whether dense lists are made by graphs.
         depth: default number of documents that each branch gives to the fusion.
         encoded: search of the fused branches from texts, for queries that match no pending document; None if the
             tokens branch ranks no pending documents by words, or if the kernel does not make the vectors.
@@ -67,7 +66,6 @@ class BoundPlan:
     coding: QueryCoding
     kernel: CandidateSearch
     takes_texts: bool
-    walks_graphs: bool
     depth: int
     encoded: CandidateSearch | None = None
 
@@ -78,7 +76,6 @@ def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
     Raises:
         NotFound: the encoder has no table for the task.
     """
-    walks_graphs = "dense" in plan.branches and has_graphs(view)
     unbound = BranchSearch(view, EncodedQueries(0, None, None, None))
     branches = [
         BoundBranch(
@@ -91,7 +88,7 @@ def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
         )
         for branch in plan.searched
     ]
-    texts = None if walks_graphs else _text_encoder(view, plan, coding)
+    texts = _text_encoder(view, plan, coding)
     kernel = CandidateSearch(
         branches,
         scale=scale_of(plan.fusion),
@@ -104,7 +101,7 @@ def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
     by_language_model = coding.smoothing is not None and "tokens" in plan.branches
     # A language model's scores are negative, so its list's end measures them.
     depth = WHOLE_DEPTH if by_language_model else default_depth(plan.fusion)
-    return BoundPlan(plan, coding, kernel, texts is not None, walks_graphs, depth, _encoded_alone(view, plan, coding))
+    return BoundPlan(plan, coding, kernel, texts is not None, depth, _encoded_alone(view, plan, coding))
 
 
 def _encoded_alone(view: View, plan: Plan, coding: QueryCoding) -> CandidateSearch | None:
@@ -434,8 +431,6 @@ class PreparedSearch:
         if request.excluded is not None:
             deepest += int(np.diff(request.excluded[0]).max(initial=0))
         lists: dict[Branch, GivenLists] = {}
-        if self._bound.walks_graphs:
-            lists["dense"] = GivenLists.join(searched.top("dense", deepest))
         if searched.likelihood is not None and "tokens" in self.plan.searched:
 
             def likelihoods(query: int, doc_ords: DocOrds) -> Floats:

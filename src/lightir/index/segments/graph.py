@@ -1,8 +1,8 @@
 """A graph over the dense rows of a segment, for approximate search: HNSW (Malkov & Yashunin, 2018).
 
-usearch builds and searches the graph. Its graphs can be searched in a memory-mapped file, unlike those of faiss, so
-readers share them and an index opens quickly. The graph only proposes candidates. Their scores are computed from the
-segment's rows and equal those of the exact scan to the bit.
+usearch builds the graph. The kernel searches it in a memory-mapped file, without usearch, so readers share it and an
+index opens quickly. The graph only proposes candidates. Their scores are computed from the segment's rows and equal
+those of the exact scan to the bit.
 """
 
 from __future__ import annotations
@@ -10,19 +10,27 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
 from lightir.errors import FormatError, MissingExtra
+from lightir.kernel.candidates import BoundBranch, BranchList, CandidateSearch, Request
+from lightir.kernel.segments import DenseSegments, ScannedRows, StoredGraph, WalkCosts
 from lightir.vectors import Floats
 
 NEIGHBORS = 16
 BUILD_CANDIDATES = 128
+"""Values of usearch's connectivity and expansion_add."""
+
 SEARCH_CANDIDATES = 128
-"""Values of usearch's connectivity, expansion_add and expansion_search; a search for more results keeps as many."""
+"""Number of nodes that a search of a graph keeps; a search for more results keeps a quarter more than these."""
+
+ELEMENTS: Mapping[str, Literal["int8", "float16"]] = MappingProxyType({"i8": "int8", "f16": "float16"})
+"""dtypes by usearch's names of the numbers of a graph's vectors."""
 
 CANDIDATE_COST = 200
 """Number of int8 rows scanned in the time that the graph takes per candidate, with AVX-512 at 256 columns."""
@@ -64,8 +72,8 @@ def require_usearch() -> Any:
     """
     if importlib.util.find_spec("usearch") is None:
         raise MissingExtra(
-            "usearch is needed for the graph over dense rows: pip install 'lightir[ann]'; "
-            "to search without the graph, use Index.open(exact=True) or --exact"
+            "usearch is needed to build graphs over dense rows: pip install 'lightir[ann]'; "
+            "to search an index with graphs, it is not needed"
         )
     from usearch.index import Index
 
@@ -99,83 +107,51 @@ def build_graph(
     queries = _floats(rows, scales, keys[asked])
     library = f"usearch {usearch.__version__}"
     facts = GraphFacts(len(keys), 0.0, len(asked), element, library)
-    approximate = Graph(stored, rows, scales, facts).top_k(queries, RECALL_K, n_allowed=len(keys))
-    allowed = kernel.pack_bitmap(wanted)
+    walked = ScannedRows(rows, scales, graph=open_graph(stored, (len(rows), rows.shape[1]), facts))
+    allowed, always = kernel.pack_bitmap(wanted), WalkCosts(SEARCH_CANDIDATES, 1)
+    approximate = graph_top_k(walked, queries, RECALL_K, allowed=allowed, costs=always)
     best, _ = kernel.dense_top_k(rows, queries, k=RECALL_K, scales=scales, allowed=allowed)
-    hit = [len(np.intersect1d(mine[0], true)) / len(true) for mine, true in zip(approximate, best, strict=True)]
+    hit = [len(np.intersect1d(mine.doc_ords, true)) / len(true) for mine, true in zip(approximate, best, strict=True)]
     return stored, GraphFacts(len(keys), round(float(np.mean(hit)), 4), len(asked), element, library)
 
 
-class Graph:
-    """The graph of a segment, searched in its memory-mapped file."""
+def open_graph(stored: npt.NDArray[np.uint8], shape: tuple[int, int], facts: GraphFacts) -> StoredGraph:
+    """Open the bytes of `build_graph`, which may be memory-mapped, and check all of their numbers.
 
-    def __init__(
-        self, stored: npt.NDArray[np.uint8], rows: npt.NDArray[Any], scales: Floats | None, facts: GraphFacts
-    ) -> None:
-        """Open the bytes of `build_graph`; the arrays may be memory-mapped.
+    Args:
+        stored: the graph.
+        shape: number of rows of the segment, and their width.
+        facts: properties of the graph.
 
-        usearch follows the links of a graph without checking them, so all of them are checked first.
+    Raises:
+        FormatError: a link, row, level or size of the graph is out of bounds, or the graph is of another kind.
+    """
+    if facts.element not in ELEMENTS:
+        raise FormatError(f"the manifest gives the vectors of a graph the numbers {facts.element!r}, which are unknown")
+    return StoredGraph(stored, element=ELEMENTS[facts.element], shape=shape, neighbors=NEIGHBORS)
 
-        Raises:
-            FormatError: a link, key, level or size of the graph is out of bounds, or its version is unknown.
-            MissingExtra: usearch is not installed.
-        """
-        self.facts = facts
-        self._rows, self._scales = rows, scales
-        self._stored = stored  # the view below does not keep a reference
-        self._index = _new(rows.shape[1], facts.element)
-        kernel.check_graph(stored, np.frombuffer(self._index.save(), np.uint8), n_rows=len(rows))
-        try:
-            self._index.view(memoryview(stored))  # type: ignore[arg-type]
-        except RuntimeError as error:
-            raise FormatError(f"usearch cannot read the graph, which {facts.library} wrote: {error}") from None
 
-    def serves(self, k: int, n_allowed: int) -> bool:
-        """Return whether a search for k of n_allowed documents should use the graph; if not, a scan costs no more."""
-        return n_allowed > 0 and CANDIDATE_COST * self._candidates(k, n_allowed) < self.facts.documents
+def walk_costs() -> WalkCosts:
+    """Return the settings of a search by graphs."""
+    return WalkCosts(SEARCH_CANDIDATES, CANDIDATE_COST)
 
-    def top_k(
-        self,
-        queries: Floats,
-        k: int,
-        *,
-        n_allowed: int,
-        allowed: npt.NDArray[np.uint8] | None = None,
-        threads: int = 1,
-    ) -> list[tuple[npt.NDArray[np.uint32], Floats]]:
-        """Return k rows with large inner products per query, and their exact scores: score descending, then row.
 
-        If the candidates contain fewer than k allowed rows, all rows are scanned.
+def graph_top_k(
+    rows: ScannedRows, queries: Floats, k: int, *, allowed: npt.NDArray[np.uint8] | None = None, costs: WalkCosts
+) -> list[BranchList]:
+    """Return k rows with large inner products per query, and their exact scores: score descending, then row.
 
-        Args:
-            queries: (n, dim) float32.
-            k: maximum number of rows per query.
-            n_allowed: number of allowed rows.
-            allowed: bitmap of allowed rows; None for all rows of the graph.
-            threads: maximum number of threads; each searches whole queries.
-        """
-        wanted = min(self._candidates(k, n_allowed), self.facts.documents)
-        result = self._index.search(queries, wanted, threads=threads)
-        keys, counts = np.atleast_2d(result.keys), np.atleast_1d(getattr(result, "counts", wanted))
-        lists = []
-        for i, query in enumerate(queries):
-            rows = keys[i][: int(counts[i])].astype(np.uint32)
-            lists.append(self._best(query, _only_allowed(rows, allowed), min(k, n_allowed), allowed))
-        return lists
-
-    def _candidates(self, k: int, n_allowed: int) -> int:
-        """Return the number of candidates to request; it grows as fewer rows are allowed."""
-        return max(SEARCH_CANDIDATES, k + k // 4) * self.facts.documents // max(n_allowed, 1)
-
-    def _best(
-        self, query: Floats, rows: npt.NDArray[np.uint32], k: int, allowed: npt.NDArray[np.uint8] | None
-    ) -> tuple[npt.NDArray[np.uint32], Floats]:
-        if len(rows) < k:
-            best, scores = kernel.dense_top_k(self._rows, query[None], k=k, scales=self._scales, allowed=allowed)
-            return best[0], scores[0]
-        scores = kernel.dense_pair_scores(self._rows, rows, query, scales=self._scales)
-        order = np.lexsort((rows, -scores))[:k]
-        return rows[order], scores[order]
+    Args:
+        rows: rows with a graph.
+        queries: (n, dim) float32.
+        k: maximum number of rows per query.
+        allowed: bitmap of the rows that may be returned; None for all.
+        costs: settings of the search.
+    """
+    segments = DenseSegments([rows], [len(rows.rows)], costs=costs)
+    search = CandidateSearch([BoundBranch("", segments, allowed=[allowed])], scale="none")
+    rankings = search.search([segments.queries(queries)], Request(k, k))
+    return [BranchList(ranked.doc_ords, ranked.columns[""].scores) for ranked in rankings]
 
 
 def mean_recall(facts: Sequence[Mapping[str, Any]]) -> float:
@@ -191,7 +167,6 @@ def _new(dim: int, element: str) -> Any:
         dtype=element,
         connectivity=NEIGHBORS,
         expansion_add=BUILD_CANDIDATES,
-        expansion_search=SEARCH_CANDIDATES,
     )
 
 
@@ -204,11 +179,3 @@ def _have_length_1(values: Floats) -> bool:
     """Return whether all rows have length 1. usearch normalizes rows for "i8", which would reorder other rows."""
     squares = np.einsum("ij,ij->i", values, values)
     return bool(np.all(np.abs(squares - 1) < 0.02))
-
-
-def _only_allowed(rows: npt.NDArray[np.uint32], allowed: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint32]:
-    if allowed is None:
-        return rows
-    bits = allowed[rows // 8] >> (rows % 8).astype(np.uint8) & 1
-    kept: npt.NDArray[np.uint32] = rows[bits == 1]
-    return kept

@@ -22,10 +22,10 @@ from lightir.errors import FormatError, LightirError, storage_error, storage_err
 from lightir.files import child_path
 from lightir.index.segments.columns import Columns, Mask
 from lightir.index.segments.dictionary import SortedIds, SortedStrings
-from lightir.index.segments.graph import Graph, GraphFacts
+from lightir.index.segments.graph import GraphFacts, open_graph
 from lightir.index.segments.layout import MANIFEST, SEGMENT_VERSION, file_of
 from lightir.index.segments.rows import DenseMatrix, DocumentRows, TokenRows
-from lightir.kernel.segments import ScannedRows
+from lightir.kernel.segments import ScannedRows, StoredGraph
 from lightir.vectors import TermIds
 
 RUN_DOCUMENTS = 65_536
@@ -183,25 +183,23 @@ class Segment:
         return None if self.dense is None else ScannedRows(*self.dense, self.dense_copies, self.dense_codes)
 
     @cached_property
-    def graph(self) -> Graph | None:
+    def graph(self) -> StoredGraph | None:
         """The graph over the dense rows; None without graphs, or for a small segment.
 
-        The checksum of its file and the bounds of its links are verified first, once per process, because usearch does
-        not check bounds.
+        The checksum of its file and the bounds of its links are verified first, once per process.
 
         Raises:
             FormatError: the graph is damaged.
-            MissingExtra: the graph requires usearch, which is not installed.
         """
         if "graph" not in self.manifest or self.dense is None:
             return None
-        rows, scales = self.dense
+        rows = self.dense[0]
         try:
             self._verify_file("graph.bin")
             facts = GraphFacts(**self.manifest["graph"])
             if not 0 < facts.documents <= len(rows):
                 raise FormatError(f"the manifest counts {facts.documents} documents in a graph over {len(rows)} rows")
-            return Graph(self.array("graph.hnsw"), rows, scales, facts)
+            return open_graph(self.array("graph.hnsw"), (len(rows), rows.shape[1]), facts)
         except FormatError as error:
             raise FormatError(f"{error}; to search without the graph, use Index.open(exact=True) or --exact") from None
 

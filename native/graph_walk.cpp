@@ -1,0 +1,151 @@
+#include "graph_walk.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <utility>
+
+#include "dispatch.hpp"
+
+namespace lightir {
+namespace {
+
+constexpr size_t fewest_places = 4096;
+constexpr uintptr_t line = 64;  // bytes that a cache fetches at once
+constexpr double byte_limit = 127.0;
+
+// Prefetches the lines that hold some bytes.
+inline void fetch(const uint8_t* first, size_t n_bytes) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(first), end = begin + n_bytes;
+    for (uintptr_t at = begin / line * line; at < end; at += line) {
+        __builtin_prefetch(reinterpret_cast<const void*>(at), 0, 2);
+    }
+}
+
+}  // namespace
+
+void MetNodes::clear() {
+    if (table_.size() != fewest_places) {
+        table_.assign(fewest_places, none);
+        table_.shrink_to_fit();
+    } else if (n_ > 0) {
+        std::fill(table_.begin(), table_.end(), none);
+    }
+    shift_ = 32;
+    for (size_t size = fewest_places; size > 1; size /= 2) --shift_;
+    n_ = 0;
+}
+
+void MetNodes::grow() {
+    std::vector<uint32_t> nodes(2 * table_.size(), none);
+    nodes.swap(table_);
+    --shift_;
+    for (const uint32_t node : nodes) {
+        if (node == none) continue;
+        size_t place = place_of(node);
+        while (table_[place] != none) place = (place + 1) & (table_.size() - 1);
+        table_[place] = node;
+    }
+}
+
+GraphWalk::GraphWalk(const float* query, size_t dim) : query_(query), dim_(dim), bytes_((dim + 63) / 64 * 64) {
+    double squares = 0.0;
+    for (size_t j = 0; j < dim; ++j) squares += static_cast<double>(query[j]) * static_cast<double>(query[j]);
+    const double length = std::sqrt(squares);
+    int64_t byte_squares = 0;
+    for (size_t j = 0; length > 0.0 && j < dim; ++j) {
+        bytes_[j] = static_cast<int8_t>(static_cast<double>(query[j]) * byte_limit / length);
+        sum_ += bytes_[j];
+        byte_squares += bytes_[j] * bytes_[j];
+    }
+    unit_ = length / std::max(1.0, std::sqrt(static_cast<double>(byte_squares)));
+}
+
+std::vector<Hit> GraphWalk::nearest(const StoredGraph& graph, size_t width) {
+    met_.clear();
+    best_.clear();
+    waiting_.clear();
+    const uint32_t first = descend(graph);
+    met_.add(first);
+    score(graph, {first});
+    meet(first, scores_[0], width);
+    while (!waiting_.empty() && waiting_.front() >= best_.front()) {
+        const uint32_t node = hit_of(waiting_.front()).doc_ord;
+        std::pop_heap(waiting_.begin(), waiting_.end());
+        waiting_.pop_back();
+        if (!waiting_.empty()) fetch(graph.head_of(hit_of(waiting_.front()).doc_ord), graph.base_bytes());
+        visit(graph, node, width);
+    }
+    std::sort(best_.begin(), best_.end(), std::greater<uint64_t>());
+    const bool of_bytes = graph.shape().element == Element::int8;
+    const double factor = of_bytes ? unit_ / graph.mean_length() : 1.0;
+    std::vector<Hit> found;
+    found.reserve(best_.size());
+    for (const uint64_t key : best_) {
+        const Hit hit = hit_of(key);
+        found.push_back({graph.row(hit.doc_ord), static_cast<float>(static_cast<double>(hit.score) * factor)});
+    }
+    return found;
+}
+
+// Returns the node at level 0 from which the walk starts.
+uint32_t GraphWalk::descend(const StoredGraph& graph) {
+    score(graph, {graph.entry()});
+    uint64_t at = key_of({graph.entry(), scores_[0]});
+    for (size_t level = graph.highest_level(); level > 0; --level) {
+        for (bool moved = true; moved;) {
+            const Neighbors neighbors = graph.neighbors(hit_of(at).doc_ord, level);
+            fresh_.clear();
+            for (size_t i = 0; i < neighbors.size; ++i) fresh_.push_back(neighbors[i]);
+            score(graph, fresh_);
+            uint64_t best = at;
+            for (size_t i = 0; i < fresh_.size(); ++i) best = std::max(best, key_of({fresh_[i], scores_[i]}));
+            moved = best > at;
+            at = best;
+        }
+    }
+    return hit_of(at).doc_ord;
+}
+
+void GraphWalk::score(const StoredGraph& graph, const std::vector<uint32_t>& nodes) {
+    scores_.resize(nodes.size());
+    const size_t dim = std::min(dim_, graph.shape().width), n_bytes = graph.vector_bytes();
+    for (const uint32_t node : nodes) fetch(graph.vectors() + node * n_bytes, n_bytes);
+    if (graph.shape().element == Element::int8) {
+        level().byte_products(graph.vectors(), n_bytes, nodes.data(), nodes.size(), {bytes_.data(), dim, sum_}, scores_.data());
+        return;
+    }
+    const auto dot_row = level().dot_rows[static_cast<size_t>(Element::float16)];
+    for (size_t i = 0; i < nodes.size(); ++i) {
+        dot_row(graph.vectors() + nodes[i] * n_bytes, 1, n_bytes, query_, dim, &scores_[i]);
+    }
+}
+
+// Keeps a node if it is one of the best.
+void GraphWalk::meet(uint32_t node, float score, size_t width) {
+    const uint64_t key = key_of({node, score});
+    if (best_.size() >= width) {
+        if (key < best_.front()) return;
+        std::pop_heap(best_.begin(), best_.end(), std::greater<uint64_t>());
+        best_.back() = key;
+    } else {
+        best_.push_back(key);
+    }
+    std::push_heap(best_.begin(), best_.end(), std::greater<uint64_t>());
+    waiting_.push_back(key);
+    std::push_heap(waiting_.begin(), waiting_.end());
+}
+
+// Meets the neighbors of a node.
+void GraphWalk::visit(const StoredGraph& graph, uint32_t node, size_t width) {
+    const Neighbors neighbors = graph.neighbors(node, 0);
+    fresh_.clear();
+    for (size_t i = 0; i < neighbors.size; ++i) {
+        if (met_.add(neighbors[i])) fresh_.push_back(neighbors[i]);
+    }
+    score(graph, fresh_);
+    for (size_t i = 0; i < fresh_.size(); ++i) meet(fresh_[i], scores_[i], width);
+}
+
+}  // namespace lightir
