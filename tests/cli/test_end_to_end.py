@@ -247,8 +247,9 @@ def test_the_web_example_finds_documents_added_while_it_runs(tmp_path):
             with IndexWriter.open(index, brief=True) as writer:
                 writer.upsert([Document("new", "a quite new thing", "Title")])
             assert [(hit["id"], hit["title"]) for hit in ask("thing")] == [("new", "Title")]
-            with pytest.raises(urllib.error.HTTPError, match="400"):
+            with pytest.raises(urllib.error.HTTPError, match="400") as refused:
                 ask("vaccines&filter=1")
+            refused.value.close()
         finally:
             server.kill()
 

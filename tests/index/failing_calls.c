@@ -137,6 +137,9 @@ int renameat2(int at, const char *from, int to_at, const char *to, unsigned flag
     return fails_at('r', at, from) ? -1 : told(kind, from, to, REAL(renameat2)(at, from, to_at, to, flags));
 }
 int link(const char *from, const char *to) { return fails('l', from) ? -1 : told('l', from, to, REAL(link)(from, to)); }
+int linkat(int at, const char *from, int to_at, const char *to, int flags) { /* Python 3.14's os.link */
+    return fails_at('l', at, from) ? -1 : told('l', from, to, REAL(linkat)(at, from, to_at, to, flags));
+}
 int unlink(const char *path) { return fails('u', path) ? -1 : told('u', path, "", REAL(unlink)(path)); }
 int unlinkat(int at, const char *path, int flags) { return fails_at('u', at, path) ? -1 : told_at('u', at, path, REAL(unlinkat)(at, path, flags)); }
 int rmdir(const char *path) { return fails('u', path) ? -1 : told('u', path, "", REAL(rmdir)(path)); }

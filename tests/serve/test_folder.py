@@ -244,7 +244,8 @@ def test_a_served_folder_follows_its_files_until_the_service_is_killed(notes: Pa
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=60)
         assert refused.value.code == 403
-        assert "the files of notes" in refused.value.read().decode()
+        with refused.value as answer:
+            assert "the files of notes" in answer.read().decode()
         (command,) = _children(process)
         process.send_signal(signal.SIGKILL)
         eventually(lambda: not Path("/proc", command).exists(), "the command outlives its service")
