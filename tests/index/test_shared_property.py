@@ -30,5 +30,5 @@ def test_threads_that_compute_a_property_at_once_get_one_object() -> None:
 
 
 def test_what_the_kernel_is_bound_to_is_shared() -> None:
-    for name in ("dense_rows", "graphless_rows", "sparse_rows", "token_rows", "ids"):
+    for name in ("dense_rows", "graphed_rows", "sparse_rows", "token_rows", "ids"):
         assert isinstance(vars(View)[name], shared_property), name
