@@ -146,7 +146,8 @@ class Intake:
             raise InvalidInput(f"dense_dim is {self.options.dense_dim}; the vectors have 1 to {width} columns")
         if self.contract.dense.similarity == "dot" and self.options.dense_dim not in (None, width):
             raise InvalidInput("dense_dim shortens vectors of length 1, and this model's are compared by dot product")
-        if self.options.word_weight and self._encoder is not None:
+        if self.options.word_weight:
+            assert self._encoder is not None  # with_word_weight and IndexWriter see to it: rows never lack their words
             rows = with_word_vectors(rows, documents, self._encoder, self.options.word_weight)
         narrow = _narrow(rows, self.options.dense_dim)
         return _int8(narrow) if self.options.dense_dtype == "int8" else DenseMatrix(narrow, None)
