@@ -19,7 +19,7 @@ import pytest
 
 from lightir.errors import InvalidInput, StorageError
 from lightir.index import Field, Index, IndexOptions, Schema, build_index, document_shards
-from lightir.serve.guard import is_forwarded
+from lightir.serve.gate import is_forwarded
 from lightir.serve.listening import listen_together
 from lightir.serve.member import CommitCounter, Member
 from lightir.serve.serve_options import ServeOptions

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from lightir.serve.context import Context, problems
-from lightir.serve.guard import PAGE_FILES
+from lightir.serve.gate import PAGE_FILES
 from lightir.serve.problems import Problem
 
 TYPES = {
