@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from lightir.serve.api_keys import add_key
 from lightir.serve.connection import DIRECT_WAIT_S, MAX_DIRECT_BYTES, connections
-from lightir.serve.gate import SECURITY_HEADERS
+from lightir.serve.request_gate import SECURITY_HEADERS
 
 BODY = b'{"query": "cat"}'
 CHUNKED = b"POST /v1/search HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"

@@ -33,7 +33,7 @@ _TOO_LONG = Problem(
 )
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection that is closed if the head of a request is too long or does not arrive in time.
 
     A head that arrives at once, as nearly all do, needs no timer. The app learns of a request at the end of its head,
@@ -44,7 +44,7 @@ class Connection(HttpToolsProtocol):
     """Maximum time from the connection, or from the first part of a head, to the end of the head."""
 
     direct: DirectAnswers | None = None
-    """What answers queries without the app; None for nothing."""
+    """Answers to queries without the app; None for no such answers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Wait for the first request."""
@@ -188,11 +188,11 @@ class Connection(HttpToolsProtocol):
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
 
 
-def connections(head_s: float, direct: DirectAnswers | None) -> type[Connection]:
+def connections(head_s: float, direct: DirectAnswers | None) -> type[HttpConnection]:
     """Return the class of connections whose heads have to arrive within some seconds.
 
     Args:
         head_s: maximum time of a head.
-        direct: what answers queries without the app; None for nothing.
+        direct: answers to queries without the app; None for no such answers.
     """
-    return type("Connection", (Connection,), {"head_s": head_s, "direct": direct})
+    return type("HttpConnection", (HttpConnection,), {"head_s": head_s, "direct": direct})

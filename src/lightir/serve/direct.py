@@ -16,8 +16,8 @@ from pydantic_core import to_json
 
 from lightir.serve.context import JSON_TYPE, Context
 from lightir.serve.embedding_routes import embedded, openai_embeddings
-from lightir.serve.gate import SECURITY_HEADERS, Gate
 from lightir.serve.problems import Problem
+from lightir.serve.request_gate import SECURITY_HEADERS, RequestGate
 from lightir.serve.schemas import EmbeddingsRequest, SearchRequest, TeiRequest
 from lightir.serve.search_routes import kind_of
 
@@ -30,7 +30,7 @@ M = TypeVar("M", bound=BaseModel)
 class DirectAnswers:
     """Answers POST requests whose whole bodies have arrived."""
 
-    def __init__(self, gate: Gate, routes: Mapping[str, DirectRoute], *, allows_origins: bool) -> None:
+    def __init__(self, gate: RequestGate, routes: Mapping[str, DirectRoute], *, allows_origins: bool) -> None:
         """Put the gate in front of routes.
 
         Args:
@@ -78,7 +78,7 @@ class DirectAnswers:
         return b"%b%d\r\n\r\n%b" % (head, len(answer), answer)
 
 
-def direct_answers(context: Context, gate: Gate) -> DirectAnswers:
+def direct_answers(context: Context, gate: RequestGate) -> DirectAnswers:
     """Return the answers of a service."""
     routes = {
         "/v1/search": _route(context, SearchRequest, kind_of, context.service.search),

@@ -14,8 +14,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lightir.serve.gate import SECURITY_HEADERS, SECURITY_NAMES, STREAMED, Gate, Headers, is_forwarded
 from lightir.serve.problems import Problem
+from lightir.serve.request_gate import SECURITY_HEADERS, SECURITY_NAMES, STREAMED, Headers, RequestGate, is_forwarded
 from lightir.serve.serve_options import ServeOptions
 
 FORWARDED = "forwarded"
@@ -29,7 +29,7 @@ the connection of a client that is still sending, which may then not read the an
 class Guard:
     """Refuses what may not pass, and counts what does."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, options: ServeOptions, forward: ASGIApp | None = None) -> None:
+    def __init__(self, app: ASGIApp, gate: RequestGate, options: ServeOptions, forward: ASGIApp | None = None) -> None:
         """Put the gate in front of an app.
 
         Args:

@@ -24,13 +24,13 @@ from lightir.serve.direct import direct_answers
 from lightir.serve.document_routes import document_routes
 from lightir.serve.embedding_routes import embedding_routes
 from lightir.serve.forwarding import Forwarder
-from lightir.serve.gate import Gate
 from lightir.serve.guard import Guard
 from lightir.serve.interface import Service
 from lightir.serve.lane import Lane
 from lightir.serve.metrics import Metrics
 from lightir.serve.page_routes import page_routes
 from lightir.serve.problems import RETRY_AFTER_S, Problem, printable, problem_of
+from lightir.serve.request_gate import RequestGate
 from lightir.serve.search_routes import search_routes
 from lightir.serve.status_routes import status_routes
 from lightir.serve.writing import QueueFull, ServiceStops
@@ -90,7 +90,7 @@ def create_app(service: Service, keys: ApiKeys | None = None) -> FastAPI:
     if service.member is not None and not service.member.commits_changes:
         answer_s = options.timeout_s + options.lock_s + ANSWER_MARGIN_S
         forward = Forwarder(service.member.socket_path, answer_s=answer_s)
-    gate = Gate(options, keys, context.metrics)
+    gate = RequestGate(options, keys, context.metrics)
     app.state.direct = direct_answers(context, gate)
     app.add_middleware(Guard, gate=gate, options=options, forward=forward)
     if options.allow_origins:

@@ -1,4 +1,4 @@
-"""What every request must pass, whichever way it is answered: host, origin, key, load, size and depth of its body."""
+"""Checks that every request must pass, whichever way it is answered: host, origin, key, load, size and depth."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Headers: TypeAlias = Mapping[bytes, bytes]
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
-class Gate:
+class RequestGate:
     """Refuses what may not pass.
 
     Attributes:
