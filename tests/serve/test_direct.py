@@ -205,6 +205,12 @@ def test_the_service_ends_after_the_answer_that_is_due() -> None:
 # The answers of a service
 
 
+@pytest.fixture(autouse=True)
+def _busy_machines_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a search takes here, it is answered directly."""
+    monkeypatch.setattr("lightir.serve.lane.INLINE_S", float("inf"))
+
+
 def direct(client: Any, path: str, body: Any, **headers: str) -> tuple[int, dict[str, str], Any] | None:
     """Return the status, the headers and the object that a service answers directly; None for nothing."""
     given = {"host": "127.0.0.1", "content-type": "application/json", **headers}
