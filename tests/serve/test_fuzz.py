@@ -143,9 +143,10 @@ def test_a_direct_answer_is_that_of_the_app(client: TestClient, path: str, body:
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
     direct = client.app.state.direct.answer(path.encode(), headers, content)  # type: ignore[attr-defined]
     plain = sent(client, "POST", path, body)
-    assert (direct is None) == (plain.status_code != 200)
     if direct is None:
+        assert plain.status_code != 200 or b"\\ud800" in content  # which the app ignores in members that it ignores
         return
+    assert plain.status_code == 200
     head, _, answer = direct.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     assert first == "HTTP/1.1 200 OK"
