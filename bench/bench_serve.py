@@ -44,7 +44,7 @@ from lightir.shards import Shard
 from origin import print_origin
 from serve_load import chroma, is_available, loaded
 
-SMALLEST = "--dataset {data}/tiny --queries 5 --requests 20"
+SMALLEST = "--dataset {data}/tiny --queries 5 --requests 20 --seconds 1"
 BY_SYNTAX = SearchOptions(syntax=True)
 ROUNDS = 5
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -89,7 +89,6 @@ options = ServeOptions(port=0, read_only=True)
 serve(Path(sys.argv[1]), options, started=lambda at: print(f"lightir at {at}", file=sys.stderr, flush=True))
 """
 CONNECTIONS = 8
-LOAD_S = 4
 
 
 def cpu_ms(queries: Sequence[str], call: Callable[[str], object]) -> float:
@@ -198,6 +197,7 @@ def main() -> None:
     parser.add_argument("--dataset", type=Path, required=True, help="BEIR folder")
     parser.add_argument("--queries", type=int, default=600, help="number of queries")
     parser.add_argument("--requests", type=int, default=5000, help="number of requests per server")
+    parser.add_argument("--seconds", type=int, default=4, help="seconds of wrk per server (default %(default)s)")
     parser.add_argument("--load", type=int, default=0, metavar="S", help="seconds of load per server (default: none)")
     parser.add_argument("--connections", type=int, default=32, help="number of connections of the load")
     parser.add_argument("--processes", type=int, default=2, help="number of processes under load")
@@ -216,11 +216,12 @@ def main() -> None:
             measure_load(dataset, queries, args)
         else:
             for name in ("hits", "ids"):
-                measure_service(name, folder, queries, args.requests)
+                measure_service(name, folder, queries, args.requests, args.seconds)
 
 
-def measure_service(name: str, folder: Path, queries: Sequence[str], n_requests: int) -> None:
+def measure_service(name: str, folder: Path, queries: Sequence[str], n_requests: int, seconds: int) -> None:
     """Print the figures of the service and of the bare app for hits or for ids."""
+    options = {"seconds": seconds, "connections": CONNECTIONS}
     bodies = [json.dumps({"query": query, "ids_only": name == "ids"}).encode() for query in queries]
     with running(["-c", TIMED, str(folder)]) as server:
         _, _, size = served(server, bodies, len(bodies))  # warms up
@@ -229,13 +230,13 @@ def measure_service(name: str, folder: Path, queries: Sequence[str], n_requests:
         show(f"service, {name}", cpu, taken, server.searched_ms(before))
         if is_available("wrk"):
             before = server.searches()
-            load = loaded(server.pid, server.address, "/v1/search", bodies, seconds=LOAD_S, connections=CONNECTIONS)
+            load = loaded(server.pid, server.address, "/v1/search", bodies, **options)
             print(in_parts(f"  {CONNECTIONS} connections", load.cpu_ms, server.searched_ms(before)), flush=True)
     with running(["-c", BARE, str(size)]) as server:
         served(server, bodies, len(bodies))
         show(f"  bare, {size} bytes", *served(server, bodies, n_requests)[:2])
         if is_available("wrk"):
-            load = loaded(server.pid, server.address, "/v1/search", bodies, seconds=LOAD_S, connections=CONNECTIONS)
+            load = loaded(server.pid, server.address, "/v1/search", bodies, **options)
             print(f"{f'    {CONNECTIONS} connections':<20} {load.cpu_ms:8.3f} ms of CPU", flush=True)
 
 
