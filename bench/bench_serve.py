@@ -2,9 +2,9 @@
 
 A data set is indexed by its words. The table shows the CPU time per query in milliseconds: `search` (ids and scores),
 `hits` (with titles, snippets and metadata), and what hits spend on reading documents and on snippets. Then the service
-and a bare ASGI app, which answers with as many bytes, are processes of their own, and this one sends them the queries
-over one connection. Their CPU time is that of their process, system included. "in between" is the CPU time of the
-search in Python if a request to the bare app comes before each, which empties the processor's caches as a client does.
+and a bare ASGI app, which answers with as many bytes, are processes of their own. They get the queries over one
+connection, and by wrk over several. Their CPU time is that of their process, system included. The service also measures
+the CPU time of `hits` or `search` inside it; "added" is the rest of a request.
 
 With --load, wrk sends dense searches over several connections: to the service with one process and with several, to
 the bare app, and to Chroma's server if it is installed, which gets vectors where the service gets texts. All have the
@@ -21,12 +21,14 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -64,6 +66,31 @@ print(f"bare at http://127.0.0.1:{listening.getsockname()[1]}", file=sys.stderr,
 uvicorn.Server(config).run([listening])
 """
 
+TIMED = """
+import signal, sys, time
+from pathlib import Path
+from lightir.search import Searcher
+from lightir.serve.serve_options import ServeOptions
+from lightir.serve.server import serve
+taken, n = 0.0, 0
+def timed(call):
+    def run(*args, **options):
+        global taken, n
+        start = time.thread_time()
+        try:
+            return call(*args, **options)
+        finally:
+            taken, n = taken + time.thread_time() - start, n + 1
+    return run
+Searcher.hits, Searcher.search = timed(Searcher.hits), timed(Searcher.search)
+signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGUSR1, lambda *_: print(taken, n, file=sys.stderr, flush=True))
+options = ServeOptions(port=0, read_only=True)
+serve(Path(sys.argv[1]), options, started=lambda at: print(f"lightir at {at}", file=sys.stderr, flush=True))
+"""
+CONNECTIONS = 8
+LOAD_S = 4
+
 
 def cpu_ms(queries: Sequence[str], call: Callable[[str], object]) -> float:
     """Return the CPU time per call, the least of several rounds."""
@@ -98,54 +125,65 @@ def library_figures(folder: Path, queries: Sequence[str]) -> dict[str, float]:
         return {name: cpu_ms(queries, call) for name, call in tasks.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server.
+
+    Attributes:
+        process: its process.
+        address: host and port.
+    """
+
+    process: subprocess.Popen[str]
+    address: str
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self.process.pid
+
+    def searches(self) -> tuple[float, int]:
+        """Return the CPU time in seconds and the number of searches inside a service that runs TIMED."""
+        assert self.process.stderr is not None
+        self.process.send_signal(signal.SIGUSR1)
+        taken, n = self.process.stderr.readline().split()
+        return float(taken), int(n)
+
+    def searched_ms(self, before: tuple[float, int]) -> float:
+        """Return the mean CPU time in milliseconds of the searches since others."""
+        taken, n = self.searches()
+        return (taken - before[0]) * 1000 / (n - before[1])
+
+
 @contextlib.contextmanager
-def running(command: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Run a server; yield its process id and its address, which it prints to stderr."""
+def running(command: Sequence[str]) -> Iterator[Server]:
+    """Run a server, which prints its address to stderr."""
     process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
         if " at http://" not in line:
             sys.exit(f"the server did not start: {line}")
-        yield process.pid, urlsplit(line.rpartition(" at ")[2].strip()).netloc
+        yield Server(process, urlsplit(line.rpartition(" at ")[2].strip()).netloc)
     finally:
         process.terminate()
         process.communicate()
 
 
-def served_ms(pid: int, address: str, bodies: Sequence[bytes], n_requests: int) -> tuple[float, float, float, int]:
-    """Return a server's CPU time per request, median and 99th percentile of wall time, and the bytes of an answer."""
-    connection = http.client.HTTPConnection(address)
-    taken, before = [], 0.0
-    size = 0
-    for i in range(-len(bodies), n_requests):  # the first round warms up
-        if i == 0:
-            before = process_cpu_s(pid)
+def served(server: Server, bodies: Sequence[bytes], n_requests: int) -> tuple[float, list[float], int]:
+    """Return a server's CPU time per request, the wall time of each in ms, and the bytes of an answer."""
+    connection = http.client.HTTPConnection(server.address)
+    taken, before, size = [], process_cpu_s(server.pid), 0
+    for i in range(n_requests):
         start = time.perf_counter()
         connection.request("POST", "/v1/search", bodies[i % len(bodies)], {"content-type": "application/json"})
         answer = connection.getresponse()
         size = len(answer.read())
         if answer.status != 200:
             sys.exit(f"the server answered {answer.status}")
-        if i >= 0:
-            taken.append((time.perf_counter() - start) * 1000)
-    cpu = (process_cpu_s(pid) - before) * 1000 / n_requests
+        taken.append((time.perf_counter() - start) * 1000)
     connection.close()
-    return cpu, statistics.median(taken), float(np.percentile(taken, 99)), size
-
-
-def between_ms(address: str, bodies: Sequence[bytes], queries: Sequence[str], call: Callable[[str], object]) -> float:
-    """Return the CPU time per call if a request to a server precedes each."""
-    connection = http.client.HTTPConnection(address)
-    taken = 0.0
-    for body, query in zip(bodies, queries, strict=True):
-        connection.request("POST", "/v1/search", body, {"content-type": "application/json"})
-        connection.getresponse().read()
-        start = time.thread_time()
-        call(query)
-        taken += time.thread_time() - start
-    connection.close()
-    return taken * 1000 / len(queries)
+    return (process_cpu_s(server.pid) - before) * 1000 / n_requests, taken, size
 
 
 def process_cpu_s(pid: int) -> float:
@@ -177,33 +215,40 @@ def main() -> None:
         if args.load:
             measure_load(dataset, queries, args)
         else:
-            measure_servers(folder, queries, args.requests)
+            for name in ("hits", "ids"):
+                measure_service(name, folder, queries, args.requests)
 
 
-def measure_servers(folder: Path, queries: Sequence[str], n_requests: int) -> None:
-    """Print the figures of the service, for hits and for ids, and of the bare app."""
-    with Index.open(folder) as index:
-        searcher = Searcher(index)
-        calls: dict[str, Callable[[str], object]] = {
-            "hits": lambda query: searcher.hits(query, 10, BY_SYNTAX),
-            "ids": lambda query: searcher.search([query], 10, BY_SYNTAX),
-        }
-        for name, call in calls.items():
-            measure_form(name, folder, queries, n_requests, call)
-
-
-def measure_form(
-    name: str, folder: Path, queries: Sequence[str], n_requests: int, call: Callable[[str], object]
-) -> None:
-    """Print the figures of the service and the bare app for hits or for ids, and of the same search in Python."""
+def measure_service(name: str, folder: Path, queries: Sequence[str], n_requests: int) -> None:
+    """Print the figures of the service and of the bare app for hits or for ids."""
     bodies = [json.dumps({"query": query, "ids_only": name == "ids"}).encode() for query in queries]
-    with running(["-m", "lightir", "serve", str(folder), "--port", "0", "--read-only"]) as (pid, address):
-        size = show(f"service, {name}", served_ms(pid, address, bodies, n_requests))
-    with running(["-c", BARE, str(size)]) as (pid, address):
-        show(f"  bare, {size} bytes", served_ms(pid, address, bodies, n_requests))
-        for query in queries:
-            call(query)
-        print(f"{'  in between':<20} {between_ms(address, bodies, queries, call):8.3f} ms of CPU")
+    with running(["-c", TIMED, str(folder)]) as server:
+        _, _, size = served(server, bodies, len(bodies))  # warms up
+        before = server.searches()
+        cpu, taken, _ = served(server, bodies, n_requests)
+        show(f"service, {name}", cpu, taken, server.searched_ms(before))
+        if is_available("wrk"):
+            before = server.searches()
+            load = loaded(server.pid, server.address, "/v1/search", bodies, seconds=LOAD_S, connections=CONNECTIONS)
+            print(in_parts(f"  {CONNECTIONS} connections", load.cpu_ms, server.searched_ms(before)), flush=True)
+    with running(["-c", BARE, str(size)]) as server:
+        served(server, bodies, len(bodies))
+        show(f"  bare, {size} bytes", *served(server, bodies, n_requests)[:2])
+        if is_available("wrk"):
+            load = loaded(server.pid, server.address, "/v1/search", bodies, seconds=LOAD_S, connections=CONNECTIONS)
+            print(f"{f'    {CONNECTIONS} connections':<20} {load.cpu_ms:8.3f} ms of CPU", flush=True)
+
+
+def in_parts(name: str, cpu: float, searched: float) -> str:
+    """Return the CPU time of a request, and the parts of the search and of what the service adds."""
+    return f"{name:<20} {cpu:8.3f} ms of CPU: search {searched:.3f}, added {cpu - searched:.3f}"
+
+
+def show(name: str, cpu: float, taken: Sequence[float], searched: float | None = None) -> None:
+    """Print the figures of a server over one connection."""
+    parts = f"{name:<20} {cpu:8.3f} ms of CPU" if searched is None else in_parts(name, cpu, searched)
+    median, p99 = statistics.median(taken), float(np.percentile(taken, 99))
+    print(f"{parts}; wall clock {median:.3f} ms (median), {p99:.3f} ms (p99)", flush=True)
 
 
 def measure_load(dataset: Dataset, queries: Sequence[str], args: argparse.Namespace) -> None:
@@ -232,22 +277,15 @@ def measure_load(dataset: Dataset, queries: Sequence[str], args: argparse.Namesp
         build_index([shard], folder, query_encoder=encoder, progress=False)
         for n_processes in sorted({1, args.processes}):
             command = ["-m", "lightir", "serve", str(folder), "--port", "0", "--processes", str(n_processes)]
-            with running(command) as (pid, address):
-                show_load(f"lightir, {n_processes} process(es)", pid, address, "/v1/search", bodies)
-    with running(["-c", BARE, "600"]) as (pid, address):
-        show_load("bare app", pid, address, "/v1/search", bodies)
+            with running(command) as server:
+                show_load(f"lightir, {n_processes} process(es)", server.pid, server.address, "/v1/search", bodies)
+    with running(["-c", BARE, "600"]) as server:
+        show_load("bare app", server.pid, server.address, "/v1/search", bodies)
     if is_available(args.chroma):
         rows = rng.standard_normal((len(queries), dim)).astype(np.float32)
         asked_rows = ({"query_embeddings": [row], "n_results": 10, "include": ["distances"]} for row in rows.tolist())
         with chroma(args.chroma, documents, vectors) as (pid, address, path):
             show_load("Chroma, vectors given", pid, address, path, [json.dumps(body).encode() for body in asked_rows])
-
-
-def show(name: str, figures: tuple[float, float, float, int]) -> int:
-    """Print the figures of a server and return the bytes of an answer."""
-    cpu, median, p99, size = figures
-    print(f"{name:<20} {cpu:8.3f} ms of CPU, wall clock {median:.3f} ms (median), {p99:.3f} ms (p99)", flush=True)
-    return size
 
 
 if __name__ == "__main__":

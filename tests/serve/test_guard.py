@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.serve.api_keys import ApiKeys, add_key, remove_key
-from lightir.serve.guard import READS, SECURITY_HEADERS, is_nested_deeper, required_role
+from lightir.serve.request_gate import READS, SECURITY_HEADERS, is_nested_deeper, required_role
 from lightir.serve.serve_options import ServeOptions
 
 

@@ -19,9 +19,9 @@ import pytest
 
 from lightir.errors import InvalidInput, StorageError
 from lightir.index import Field, Index, IndexOptions, Schema, build_index, document_shards
-from lightir.serve.guard import is_forwarded
 from lightir.serve.listening import listen_together
 from lightir.serve.member import CommitCounter, Member
+from lightir.serve.request_gate import is_forwarded
 from lightir.serve.serve_options import ServeOptions
 from lightir.types import Document
 from service_client import send, write_until_it_fails

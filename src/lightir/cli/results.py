@@ -90,7 +90,7 @@ def print_explanation(query: str, explanation: Explanation) -> None:
 def explanation_json(query: str, explanation: Explanation) -> dict[str, Any]:
     """Return the JSON that explains a document's score."""
     branches = {
-        name: {**branch_json(branch, explain=True), "terms": terms_json(explanation.terms.get(name, ()))}
+        name: {**branch_json(branch), "terms": terms_json(explanation.terms.get(name, ()))}
         for name, branch in explanation.branches.items()
     }
     return {

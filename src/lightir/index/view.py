@@ -544,8 +544,13 @@ class View:
         groups = alternatives if any(alternatives) else ()
         named = {term for row in rows for term in row}
         named.update(term for of_query in groups for group in of_query for term in group.terms)
-        facts = {term: self._facts(term) for term in sorted(named)}
-        terms = [term for term, (df, _, _) in facts.items() if df]
+        terms, places, idf_of = [], [], []
+        for term in sorted(named):
+            df, positions, weight = self._facts(term)
+            if df:
+                terms.append(term)
+                places.append(positions)
+                idf_of.append(weight if idfs else 1.0)
         position_of = {term: position for position, term in enumerate(terms)}
         of_unknown = idf(self.n_counted, 0) if idfs else 1.0
         # One query at a time in plain Python, since for a few queries each array operation costs more than it saves.
@@ -557,9 +562,7 @@ class View:
                 position = position_of.get(term, -1)
                 counts[position] = counts.get(position, 0) + 1
             unknown.append(of_unknown * counts.pop(-1, 0))
-            weights.append(
-                [(at, count * facts[terms[at]][2] if idfs else float(count)) for at, count in sorted(counts.items())]
-            )
+            weights.append([(at, counts[at] * idf_of[at]) for at in sorted(counts)])
         for i, of_query in enumerate(groups):
             if of_query:
                 before = sum(value for _, value in weights[i])
@@ -574,7 +577,7 @@ class View:
             vocab_size=len(terms),
         )
         words = {term: group.word for of_query in groups for group in of_query for term in group.terms}
-        ids = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
+        ids = np.array(places, dtype=np.int64).reshape(len(terms), len(self.segments))
         return TokenQueries(terms, vectors, list(ids.T), words, np.array(unknown, dtype=np.float64), analyzed)
 
     def _with_alternatives(

@@ -11,15 +11,18 @@ from lightir.types import BranchScore, Hit, TermScore
 
 def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
     """Return a hit as an object, with the parts of its score if explained."""
-    branches = {name: branch_json(branch, explain=explain) for name, branch in hit.branches.items()}
-    shown = {
+    branches = {
+        name: branch_json(branch) if explain else {"score": branch.score, "rank": branch.rank}
+        for name, branch in hit.branches.items()
+    }
+    shown: dict[str, Any] = {
         "doc_id": hit.doc_id,
         "score": hit.score,
         "pending": hit.pending,
         "title": hit.title,
         "snippet": hit.snippet,
-        "highlights": [*hit.highlights],
-        "metadata": dict(hit.metadata),
+        "highlights": hit.highlights,
+        "metadata": hit.metadata,
         "branches": branches,
     }
     if hit.late:
@@ -33,10 +36,9 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
     return shown
 
 
-def branch_json(branch: BranchScore, *, explain: bool) -> dict[str, Any]:
-    """Return a branch's part of a hit's score: raw score and rank, if explained also what fusion made of it."""
-    shown: dict[str, Any] = {"score": branch.score, "rank": branch.rank}
-    return {**shown, "normalized": branch.normalized, "weight": branch.weight} if explain else shown
+def branch_json(branch: BranchScore) -> dict[str, Any]:
+    """Return a branch's part of a hit's score: raw score and rank, and what fusion made of it."""
+    return {"score": branch.score, "rank": branch.rank, "normalized": branch.normalized, "weight": branch.weight}
 
 
 def terms_json(terms: Sequence[TermScore]) -> list[dict[str, Any]]:

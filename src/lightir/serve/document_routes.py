@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from lightir.errors import InvalidInput, LightirError
 from lightir.serve.context import Context, json_response, problems
-from lightir.serve.guard import STREAMED
 from lightir.serve.problems import Problem, printable, problem_of
+from lightir.serve.request_gate import STREAMED
 from lightir.serve.responses import BulkResult, FoundDocument, FoundDocuments, IdList, JobBody, JobList
 from lightir.serve.schemas import (
     DeleteRequest,

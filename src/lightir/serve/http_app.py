@@ -20,9 +20,9 @@ from starlette.routing import BaseRoute
 from lightir.errors import LightirError
 from lightir.serve.api_keys import ApiKeys
 from lightir.serve.context import Context
+from lightir.serve.direct import direct_answers
 from lightir.serve.document_routes import document_routes
 from lightir.serve.embedding_routes import embedding_routes
-from lightir.serve.fast_routes import fast_routes
 from lightir.serve.forwarding import Forwarder
 from lightir.serve.guard import Guard
 from lightir.serve.interface import Service
@@ -30,6 +30,7 @@ from lightir.serve.lane import Lane
 from lightir.serve.metrics import Metrics
 from lightir.serve.page_routes import page_routes
 from lightir.serve.problems import RETRY_AFTER_S, Problem, printable, problem_of
+from lightir.serve.request_gate import RequestGate
 from lightir.serve.search_routes import search_routes
 from lightir.serve.status_routes import status_routes
 from lightir.serve.writing import QueueFull, ServiceStops
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 def create_app(service: Service, keys: ApiKeys | None = None) -> FastAPI:
     """Return the app of a service. It closes the service when it stops.
+
+    Its `state.direct` answers ordinary queries without it, see `lightir.serve.direct`.
 
     Args:
         service: the opened service.
@@ -87,9 +90,9 @@ def create_app(service: Service, keys: ApiKeys | None = None) -> FastAPI:
     if service.member is not None and not service.member.commits_changes:
         answer_s = options.timeout_s + options.lock_s + ANSWER_MARGIN_S
         forward = Forwarder(service.member.socket_path, answer_s=answer_s)
-    app.add_middleware(
-        Guard, options=options, keys=keys, metrics=context.metrics, fast=fast_routes(context), forward=forward
-    )
+    gate = RequestGate(options, keys, context.metrics)
+    app.state.direct = direct_answers(context, gate)
+    app.add_middleware(Guard, gate=gate, options=options, forward=forward)
     if options.allow_origins:
         app.add_middleware(
             CORSMiddleware,

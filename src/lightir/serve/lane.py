@@ -42,9 +42,9 @@ class Lane:
         Raises:
             Problem: the time is over (503); a thread cannot be stopped, so the work goes on without a reader.
         """
-        if self._inline and self._means.get(kind, 0.0) < INLINE_S:
-            return self._timed(kind, work)
-        future = asyncio.get_running_loop().run_in_executor(self._pool, self._timed, kind, work)
+        if self.is_fast(kind):
+            return self.run_here(kind, work)
+        future = asyncio.get_running_loop().run_in_executor(self._pool, self.run_here, kind, work)
         try:
             return await asyncio.wait_for(asyncio.shield(future), self._timeout_s)
         except TimeoutError:
@@ -52,7 +52,12 @@ class Lane:
             detail = f"the answer took longer than {self._timeout_s:g} s; ask for less, or again later"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_s=RETRY_AFTER_S) from None
 
-    def _timed(self, kind: str, work: Callable[[], T]) -> T:
+    def is_fast(self, kind: str) -> bool:
+        """Return whether work of a kind is fast enough for the event loop."""
+        return self._inline and self._means.get(kind, 0.0) < INLINE_S
+
+    def run_here(self, kind: str, work: Callable[[], T]) -> T:
+        """Return what work returns, and measure it."""
         started = time.thread_time()
         try:
             return work()

@@ -19,9 +19,10 @@ from lightir.index.splitting import is_sharded
 from lightir.serve.agent_tools import AgentTools, DocumentAnswer, FiltersAnswer, SearchAnswer
 from lightir.serve.api_keys import ApiKeys
 from lightir.serve.folder_index import FolderOptions
-from lightir.serve.guard import MCP_PATH, Guard
+from lightir.serve.guard import Guard
 from lightir.serve.interface import Service
 from lightir.serve.metrics import Metrics
+from lightir.serve.request_gate import MCP_PATH, RequestGate
 from lightir.serve.serve_options import MAX_QUERY_CHARACTERS, ServeOptions
 from lightir.serve.server import run_app
 from lightir.serve.targets import opened, opened_shards, refuse_folder_options
@@ -120,7 +121,7 @@ def guarded_app(server: MCPServer[Any], service: Service, keys: ApiKeys | None) 
         max_request_body_size=service.options.max_body_bytes,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # the gate has it
     )
-    return Guard(app, options=service.options, keys=keys, metrics=Metrics(service))
+    return Guard(app, RequestGate(service.options, keys, Metrics(service)), service.options)
 
 
 @contextmanager

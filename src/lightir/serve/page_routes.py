@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from lightir.serve.context import Context, problems
-from lightir.serve.guard import PAGE_FILES
 from lightir.serve.problems import Problem
+from lightir.serve.request_gate import PAGE_FILES
 
 TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -74,10 +74,13 @@ class SearchRequest(RankingBody):
     offset: Annotated[
         int, Field(ge=0, le=MAX_OFFSET, description="number of hits to skip; the answer then has a total"), WHOLE
     ] = 0
-    exclude: Annotated[list[str], Field(max_length=MAX_DOCUMENTS)] = Field([], description="ids to leave out")
+    exclude: Annotated[list[str], Field(max_length=MAX_DOCUMENTS)] = Field(
+        default_factory=list, description="ids to leave out"
+    )
     min_score: float | None = Field(None, description="score below which hits are left out", allow_inf_nan=False)
     facets: list[str] | dict[str, Annotated[int, Field(ge=1, le=1000), WHOLE]] = Field(
-        [], description="fields whose values to count: names, or names with numbers of values (default 10)"
+        default_factory=list,
+        description="fields whose values to count: names, or names with numbers of values (default 10)",
     )
     sort: str | None = Field(None, description="field to sort by, such as price or price:desc")
     group: str | None = Field(None, description="field of whose values each has one hit")

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from lightir.errors import InvalidInput
 from lightir.serve.context import Context, json_response, problems
-from lightir.serve.guard import is_nested_deeper
+from lightir.serve.request_gate import is_nested_deeper
 from lightir.serve.responses import EncodeResult, ExplainResult, SearchResult, SearchResults
 from lightir.serve.schemas import EncodeRequest, ExplainRequest, SearchRequest
 from lightir.serve.serve_options import MAX_JSON_DEPTH, MAX_K, MAX_OFFSET, MAX_QUERY_CHARACTERS

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from lightir.errors import InvalidInput
 from lightir.index.splitting import is_sharded
 from lightir.serve.api_keys import ApiKeys
-from lightir.serve.bounded_heads import bounded_heads
+from lightir.serve.connection import connections
 from lightir.serve.folder_index import FolderOptions
 from lightir.serve.http_app import create_app
 from lightir.serve.listening import address_of, listen
@@ -135,9 +136,10 @@ def run_app(app: ASGIApp, options: ServeOptions, *, started: Callable[[str], Non
 def _run_until_signal(
     app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], head_s: float, stop_s: int
 ) -> None:
+    direct = app.state.direct if isinstance(app, FastAPI) else None
     config = uvicorn.Config(
         app,
-        http=bounded_heads(head_s),
+        http=connections(head_s, direct),
         log_level="warning",
         access_log=False,
         server_header=False,

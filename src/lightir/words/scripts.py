@@ -48,6 +48,7 @@ FOLDED = frozenset(
 UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
 _HAN_CHARACTER = re.compile(f"[{HAN}]")
 _RUN = re.compile(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
+_ASCII_RUN = re.compile(r"\w+", re.ASCII)
 _WITHOUT_ACCENTS = str.maketrans(
     {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}
 )
@@ -69,8 +70,9 @@ def marks() -> str:
 
 def runs(text: str) -> list[str]:
     """Return the runs of a text in order, each of an unspaced script or a word with its combining marks."""
-    has_marks = not text.isascii() and _mark().search(text) is not None
-    return (_run_with_marks() if has_marks else _RUN).findall(text)
+    if text.isascii():
+        return _ASCII_RUN.findall(text)
+    return (_run_with_marks() if _mark().search(text) is not None else _RUN).findall(text)
 
 
 def is_unspaced(character: str) -> bool:

@@ -70,10 +70,11 @@ class SortedStrings:
             longer: number of further bytes that the strings have.
         """
         wanted = string.encode(errors="surrogatepass").lower()
-        if len(wanted) + longer > self._longest:
+        length = len(wanted) + longer
+        if wanted and _shape(length, wanted[0]) not in self._shapes:
             return []
         text, indptr = self.arrays
-        rows = np.flatnonzero(np.diff(indptr) == len(wanted) + longer)
+        rows = np.flatnonzero(np.diff(indptr) == length)
         for i in reversed(range(len(wanted))):  # ids differ at their ends more often
             if not len(rows):
                 break
@@ -108,6 +109,15 @@ class SortedStrings:
         return int(np.diff(self.arrays[1]).max(initial=0))
 
     @shared_property
+    def _shapes(self) -> frozenset[int]:
+        """The `_shape` of each string: few words of a query are as long as an id and begin like it."""
+        text, indptr = self.arrays
+        rows = np.flatnonzero(np.diff(indptr))
+        lengths = indptr[rows + 1] - indptr[rows]
+        counts = np.bincount(_shape(lengths, _LOWERED[text[indptr[rows]]].astype(np.int64)))
+        return frozenset(np.flatnonzero(counts).tolist())
+
+    @shared_property
     def _by_ending(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
         """The last KEY_BYTES bytes of each string, the last one first, as ascending numbers; and their positions."""
         text, indptr = self.arrays
@@ -121,6 +131,11 @@ class SortedStrings:
     def raw(self, position: int) -> bytes:
         """Return a string in UTF-8."""
         return bytes(self._text[self._indptr[position] : self._indptr[position + 1]])
+
+
+def _shape(length: Any, first: Any) -> Any:
+    """Return a number for the length of a string and its first byte in lower case."""
+    return 256 * length + first
 
 
 class SortedIds:

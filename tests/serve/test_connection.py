@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from lightir.serve.bounded_heads import MAX_HEAD_BYTES, MAX_URL_BYTES
+from lightir.serve.connection import MAX_HEAD_BYTES, MAX_URL_BYTES
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
