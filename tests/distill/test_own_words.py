@@ -137,7 +137,7 @@ def test_words_of_a_large_collection_are_drawn_from_the_seed(monkeypatch: pytest
     drawn = [own_words.own_words(documents, contract, tokenizer, None, seed=seed) for seed in (0, 0, 1)]
     places = [words.documents.tolist() for words in drawn if words is not None]
     assert places[0] == places[1] != places[2]
-    assert all(len(place) == 7 and place == sorted({*place}) for place in places)
+    assert all(len(positions) == 7 and positions == sorted({*positions}) for positions in places)
     for words in filter(None, drawn):
         texts = [tokenizer.term_ids([documents[at].text]).term_ids.tolist() for at in words.documents]
         assert [words.whole.row(at).tolist() for at in range(7)] == texts

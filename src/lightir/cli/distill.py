@@ -10,9 +10,9 @@ vectors of queries and text spans, then trained so that it ranks the corpus as t
 starts from a table that was fitted before to the same document encoder, if there is one, such as that of an installed
 model. The result is a model folder: its documents are encoded by the teacher, its queries by the table.
 
-Some queries are held out to measure the fit. A fitted start is mixed with the fit, which has at most half of the mixture
-if all queries are titles and spans. The start is kept if no mixture is better for the held-out queries. The report on
-them (report.json) says how much of the teacher's ranking is kept and where the table is weak. It also lists what
+Some queries are held out to measure the fit. A fitted start is mixed with the fit, which has at most half of it if all
+queries are titles and spans. The start is kept if no mixture is better for the held-out queries. The report on them
+(report.json) says how much of the teacher's ranking is kept and where the table is weak. It also lists what
 share of queries a threshold of confidence keeps from the model (lightir search --fallback).
 """
 

@@ -351,8 +351,8 @@ def fitted_query_table(
     collection = FitData(entries, targets, document_vectors, positives)
     listed = [document for corpus in ranked for document in corpus.documents]
     words = own_words(listed, contract, terms.tokenizer, start.bigrams, seed=fit.seed)
-    mixtures = _mixtures(queries) if fitted_start else None
-    rows, held_out = fit_and_compare(start, collection, fit, mixtures=mixtures, unseen=unseen, words=words)
+    parts = _mixtures(queries) if fitted_start else None
+    rows, held_out = fit_and_compare(start, collection, fit, mixtures=parts, unseen=unseen, words=words)
     bigrams = start.bigrams
     if options.phrases is not None:
         rows, bigrams = _with_phrases(dataclasses.replace(start, rows=rows), vectors, terms, options.phrases)
@@ -360,12 +360,11 @@ def fitted_query_table(
         collection = dataclasses.replace(collection, queries=with_bigrams(term_ids, bigrams, vocab_size=n_terms))
         words = own_words(listed, contract, terms.tokenizer, bigrams, seed=fit.seed)
     if words is not None:
-        searched, listed = words.searched(rows, document_vectors), [listed[at] for at in words.documents.tolist()]
-        collection = dataclasses.replace(collection, documents=searched)
+        listed = [listed[at] for at in words.documents.tolist()]
+        collection = dataclasses.replace(collection, documents=words.searched(rows, document_vectors))
     report = _quality(rows, collection, queries, listed, terms, fit.seed)
-    return FittedTable.of(
-        rows, bigrams, start=start.address, held_out=held_out, report=report, word_weight=contract.word_weight
-    )
+    weight = contract.word_weight
+    return FittedTable.of(rows, bigrams, start=start.address, held_out=held_out, report=report, word_weight=weight)
 
 
 def _mixtures(queries: Sequence[FitQuery]) -> tuple[float, ...]:

@@ -107,9 +107,9 @@ def fit_and_compare(
     best, mixture, share = fitted, 0.0, -1.0
     for part in parts:
         table = _mixed(start, fitted, part)
-        found = shared_best(table, held_out, words)
-        if found >= share:  # of equals the one nearest to the start
-            best, mixture, share = table, part, found
+        candidate = shared_best(table, held_out, words)
+        if candidate >= share:  # of equals the one nearest to the start
+            best, mixture, share = table, part, candidate
     same_width = start.rows.rows.shape[1] == held_out.targets.shape[1]
     before = shared_best(start.rows, held_out, words) if same_width else None
     keeps_start = fitted_start and before is not None and share < before
