@@ -23,7 +23,7 @@ from lightir.train.distill import held_out, start
 from lightir.train.distill.distillation import DistillationOptions, distill, start_with_bigrams
 from lightir.train.distill.fit_config import FitConfig
 from lightir.train.distill.fitted_rows import FittedRows
-from lightir.train.distill.held_out import FitData, fit_and_compare, held_out_rows, shared_best
+from lightir.train.distill.held_out import SPAN_MIXTURES, FitData, fit_and_compare, held_out_rows, shared_best
 from lightir.train.distill.start import StartTable, fitted_rows
 from lightir.train.distill.table_fit import ridge_table, with_bigrams
 from lightir.train.distill.teacher import load_teacher
@@ -225,19 +225,19 @@ def test_a_start_that_the_fit_does_not_improve_is_kept(monkeypatch: pytest.Monke
     assert len(unseen) == 50
     table = np.random.default_rng(7).normal(size=(30, 6)).astype(np.float32)
     better = max((FittedRows(table), FittedRows(-table)), key=lambda one: shared_best(one, data.take(unseen)))
-    kept, report = fit_and_compare(StartTable("first", better), data, FIT, fitted_start=True, unseen=unseen)
+    kept, report = fit_and_compare(StartTable("first", better), data, FIT, mixtures=(1.0,), unseen=unseen)
     assert report is not None
     assert kept is better
     assert (report.kept, report.queries) == ("start", 50)
     assert report.fitted < report.start
     np.testing.assert_array_equal(seen[0].targets, np.delete(data.targets, unseen, axis=0))
-    kept, report = fit_and_compare(StartTable("terms", better), data, FIT, fitted_start=False, unseen=unseen)
+    kept, report = fit_and_compare(StartTable("terms", better), data, FIT, mixtures=None, unseen=unseen)
     assert report is not None
     np.testing.assert_array_equal(kept.rows, -better.rows)  # terms alone are no table to keep
     assert report.kept == "fitted"
     few = random_data(60)
     unseen = held_out_rows(few.queries, FIT.seed)
-    assert fit_and_compare(StartTable("first", better), few, FIT, fitted_start=True, unseen=unseen)[1] is None
+    assert fit_and_compare(StartTable("first", better), few, FIT, mixtures=(1.0,), unseen=unseen)[1] is None
 
 
 def test_the_command_adapts_a_fitted_model_and_says_what_that_gave(
@@ -251,6 +251,9 @@ def test_the_command_adapts_a_fitted_model_and_says_what_that_gave(
     assert facts["start"] == str(first)
     assert f"the table finds {report['fitted']:.0%} of the teacher's ten best documents; {first} found" in error
     assert (report["kept"] == "fitted") == (report["fitted"] >= report["start"])
+    assert report["mixture"] in SPAN_MIXTURES
+    mixed = f"the table is {report['mixture']:.0%} of the fit and {1 - report['mixture']:.0%} of the table of {first}"
+    assert (mixed in error) == (report["kept"] == "fitted")
     assert main([*command, "--start", "terms", "-o", str(tmp_path / "n"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["start"] == "terms"

@@ -10,8 +10,9 @@ vectors of queries and text spans, then trained so that it ranks the corpus as t
 starts from a table that was fitted before to the same document encoder, if there is one, such as that of an installed
 model. The result is a model folder: its documents are encoded by the teacher, its queries by the table.
 
-Some queries are held out to measure the fit. A fitted table that the fit does not improve for them is kept. The report
-on them (report.json) says how much of the teacher's ranking is kept and where the table is weak. It also lists what
+Some queries are held out to measure the fit. A fitted start is mixed with the fit, which has at most half of it if all
+queries are titles and spans. The start is kept if no mixture is better for the held-out queries. The report on them
+(report.json) says how much of the teacher's ranking is kept and where the table is weak. It also lists what
 share of queries a threshold of confidence keeps from the model (lightir search --fallback).
 """
 
@@ -330,8 +331,13 @@ def print_held_out(facts: dict[str, Any]) -> None:
         f"{report['queries']:,} held-out queries: the table finds {report['fitted']:.0%} of the teacher's ten best "
         f"documents{before}"
     )
+    if (weight := report["word_weight"]) > 0:
+        print_status(f"tables ranked documents with their own words, whose weight in an index is {weight:g}")
     if report["kept"] == "start":
         print_status(f"the fit did not improve the table of {facts['start']}, which was kept")
+    elif report["mixture"] < 1:
+        rest = 1 - report["mixture"]
+        print_status(f"the table is {report['mixture']:.0%} of the fit and {rest:.0%} of the table of {facts['start']}")
 
 
 def check_paths(args: argparse.Namespace) -> None:

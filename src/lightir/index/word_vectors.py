@@ -22,7 +22,7 @@ from lightir.errors import InvalidInput
 from lightir.index.index_options import IndexOptions
 from lightir.query import CachedQueryEncoder
 from lightir.types import Document
-from lightir.vectors import normalized
+from lightir.vectors import Floats, normalized
 
 FIRST_WORDS = 32
 SHARE_OF_TEXT = np.float32(0.3)
@@ -69,14 +69,30 @@ def with_word_vectors(
             a query.
         weight: weight of the light vectors.
     """
-    most = encoder.contract.query.max_tokens * CHARACTERS_PER_TOKEN  # tokenizing 10 MB takes long
-    joiner = encoder.contract.document.title_joiner
-    texts = [document.full_text(joiner)[:most] for document in documents]
-    first, whole = (encoder.encode(read).dense for read in (list(map(_first_words, texts)), texts))
+    first, whole = (encoder.encode(texts).dense for texts in own_texts(documents, encoder.contract))
     assert first is not None
     assert whole is not None  # with_word_weight requires dense rows
-    words = normalized(first + SHARE_OF_TEXT * whole)
-    return normalized(rows.astype(np.float32) + np.float32(weight) * words).astype(np.float16)
+    return with_own_words(rows.astype(np.float32), first, whole, weight).astype(np.float16)
+
+
+def own_texts(documents: Sequence[Document], contract: Contract) -> tuple[list[str], list[str]]:
+    """Return the first words of each document, and its whole text as far as a query encoder reads it."""
+    most = contract.query.max_tokens * CHARACTERS_PER_TOKEN  # tokenizing 10 MB takes long
+    joiner = contract.document.title_joiner
+    texts = [document.full_text(joiner)[:most] for document in documents]
+    return list(map(_first_words, texts)), texts
+
+
+def with_own_words(rows: Floats, first: Floats, whole: Floats, weight: float) -> Floats:
+    """Return the sums of vectors and weighted light vectors of words, scaled to length 1.
+
+    Args:
+        rows: (n, dim) float32 vectors of length 1 of n documents.
+        first: (n, dim) float32 light vectors of length 1 of their first words.
+        whole: (n, dim) float32 light vectors of length 1 of their texts.
+        weight: weight of the light vectors.
+    """
+    return normalized(rows + np.float32(weight) * normalized(first + SHARE_OF_TEXT * whole))
 
 
 def _first_words(text: str) -> str:

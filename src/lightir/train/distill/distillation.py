@@ -34,7 +34,15 @@ from lightir.train.distill.fit_queries import (
     without_held_out,
 )
 from lightir.train.distill.fitted_rows import FittedRows
-from lightir.train.distill.held_out import FitData, HeldOutReport, fit_and_compare, held_out_rows
+from lightir.train.distill.held_out import (
+    MIXTURES,
+    SPAN_MIXTURES,
+    FitData,
+    HeldOutReport,
+    fit_and_compare,
+    held_out_rows,
+)
+from lightir.train.distill.own_words import own_words
 from lightir.train.distill.phrase_rows import with_phrases
 from lightir.train.distill.quality_report import QualityReport, held_out_queries, quality_report, write_report
 from lightir.train.distill.start import AUTO, TERMS, StartTable, fitted_rows
@@ -134,6 +142,7 @@ class FittedTable:
         start: address of the table that the fit started from; "terms" for terms encoded alone.
         held_out: quality on queries that the fit did not see; None if there are too few queries.
         report: details of that quality, and the confidence; None if there are too few queries.
+        word_weight: weight of documents' own words in an index.
     """
 
     rows: Floats
@@ -142,6 +151,7 @@ class FittedTable:
     start: str
     held_out: HeldOutReport | None
     report: QualityReport | None = None
+    word_weight: float = 0.0
 
     @classmethod
     def of(
@@ -152,6 +162,7 @@ class FittedTable:
         start: str,
         held_out: HeldOutReport | None,
         report: QualityReport | None,
+        word_weight: float = 0.0,
     ) -> FittedTable:
         """Return a table of rows of terms, then of bigrams."""
         n_terms = len(fitted.rows) - (0 if bigrams is None else len(bigrams))
@@ -159,7 +170,7 @@ class FittedTable:
         gate = fitted.gate
         if gate is not None:
             gate = CachedGate(gate.keys.astype(np.float16), gate.values.astype(np.float16))
-        return cls(fitted.rows[:n_terms], pairs, gate, start, held_out, report)
+        return cls(fitted.rows[:n_terms], pairs, gate, start, held_out, report, word_weight)
 
     def policy(self, policy: QueryPolicy) -> QueryPolicy:
         """Return a query policy that names the table's bigrams and its gate."""
@@ -335,17 +346,36 @@ def fitted_query_table(
         start, fitted_start = StartTable(TERMS, FittedRows(weighted)), False
     else:
         fitted_start = True
+    contract = _fitted_contract(model.contract, terms, start if fitted_start else None)
     start, entries = start_with_bigrams(start, term_ids, targets, fit, fitted_start=fitted_start, unseen=unseen)
     collection = FitData(entries, targets, document_vectors, positives)
-    rows, held_out = fit_and_compare(start, collection, fit, fitted_start=fitted_start, unseen=unseen)
+    listed = [document for corpus in ranked for document in corpus.documents]
+    words = own_words(listed, contract, terms.tokenizer, start.bigrams, seed=fit.seed)
+    parts = _mixtures(queries) if fitted_start else None
+    rows, held_out = fit_and_compare(start, collection, fit, mixtures=parts, unseen=unseen, words=words)
     bigrams = start.bigrams
     if options.phrases is not None:
         rows, bigrams = _with_phrases(dataclasses.replace(start, rows=rows), vectors, terms, options.phrases)
         n_terms = len(rows.rows) - len(bigrams)
         collection = dataclasses.replace(collection, queries=with_bigrams(term_ids, bigrams, vocab_size=n_terms))
-    listed = documents if fit.candidates_from == "documents" else {}
+        words = own_words(listed, contract, terms.tokenizer, bigrams, seed=fit.seed)
+    if words is not None:
+        listed = [listed[at] for at in words.documents.tolist()]
+        collection = dataclasses.replace(collection, documents=words.searched(rows, document_vectors))
     report = _quality(rows, collection, queries, listed, terms, fit.seed)
-    return FittedTable.of(rows, bigrams, start=start.address, held_out=held_out, report=report)
+    weight = contract.word_weight
+    return FittedTable.of(rows, bigrams, start=start.address, held_out=held_out, report=report, word_weight=weight)
+
+
+def _mixtures(queries: Sequence[FitQuery]) -> tuple[float, ...]:
+    """Return the parts that the fit may have in the table, beside a fitted start."""
+    return MIXTURES if any(fit_query.kind == "query" for fit_query in queries) else SPAN_MIXTURES
+
+
+def _fitted_contract(contract: Contract, terms: TableTokenizer, start: StartTable | None) -> Contract:
+    """Return a teacher's contract with the policy of the table's queries and the weight of words of a fitted start."""
+    weight = contract.word_weight if start is None else start.word_weight
+    return dataclasses.replace(contract, query=terms.policy, word_weight=weight)
 
 
 def _sample(targets: Floats, seed: int) -> Floats:
@@ -414,14 +444,14 @@ def _quality(
     rows: FittedRows,
     data: FitData,
     queries: Sequence[FitQuery],
-    documents: Mapping[str, Sequence[Document]],
+    documents: Sequence[Document],
     terms: TableTokenizer,
     seed: int,
 ) -> QualityReport | None:
     """Report the quality of a table on the queries that were held out; None without candidates or with few queries."""
     if not len(data.documents):
         return None
-    doc_ids = [document.doc_id for listed in documents.values() for document in listed]
+    doc_ids = [document.doc_id for document in documents]
     unseen = held_out_rows(data.queries, seed)
     texts, kinds = [query.query.text for query in queries], [query.kind for query in queries]
     held = held_out_queries(data, unseen, texts, kinds, doc_ids, vocab_size=terms.tokenizer.vocab_size)
@@ -455,7 +485,13 @@ def _write_model(
 ) -> None:
     """Write the teacher's files under the contract of the table's queries, and the query encoder."""
     base = dataclasses.replace(model.contract.backbone, address=stored_address(model.backbone.address, folder))
-    contract = dataclasses.replace(model.contract, method="distilled", backbone=base, query=table.policy(terms.policy))
+    contract = dataclasses.replace(
+        model.contract,
+        method="distilled",
+        backbone=base,
+        query=table.policy(terms.policy),
+        word_weight=table.word_weight,
+    )
     source = resolve_local(teacher)
     if source is not None and (source / FILE_NAME).is_file():
         ignored = shutil.ignore_patterns(QUERY_ENCODER, "checkpoint*")

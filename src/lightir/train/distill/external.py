@@ -433,7 +433,7 @@ def _fit(
     table = StartTable(start.address, FittedRows(start.rows))
     table, term_ids = start_with_bigrams(table, term_ids, queries.targets, fit, fitted_start=False, unseen=unseen)
     data = FitData(term_ids, queries.targets, rows, queries.positives)
-    fitted, held_out = fit_and_compare(table, data, fit, fitted_start=False, unseen=unseen)
+    fitted, held_out = fit_and_compare(table, data, fit, mixtures=None, unseen=unseen)
     doc_ids = [document.doc_id for listed in documents.values() for document in listed]
     held = held_out_queries(data, unseen, queries.texts, queries.kinds, doc_ids, vocab_size=n_terms)
     truth = "ranking by the vector of the query's own document" if own else "ranking by the endpoint's query vector"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lightir.query import CachedGate
@@ -44,6 +45,23 @@ class FittedRows:
         more = np.zeros((n, self.gate.keys.shape[1]), dtype=self.gate.keys.dtype)
         both = (np.concatenate([array, more]) for array in (self.gate.keys, self.gate.values))
         return FittedRows(rows, CachedGate(*both))
+
+    def mixed(self, other: FittedRows, share: float) -> FittedRows:
+        """Return (1 - share) times these rows and gate plus share times another table's, which was fitted from them.
+
+        A gate that only the other one has keeps its values, and its keys, which start at 0, are scaled.
+        """
+        rows = _between(self.rows, other.rows, share)
+        if other.gate is None:
+            return FittedRows(rows)
+        gate = CachedGate(np.zeros_like(other.gate.keys), other.gate.values) if self.gate is None else self.gate
+        keys = _between(gate.keys, other.gate.keys, share)
+        return FittedRows(rows, CachedGate(keys, _between(gate.values, other.gate.values, share)))
+
+
+def _between(one: npt.NDArray[np.floating], other: npt.NDArray[np.floating], share: float) -> Floats:
+    first, second = one.astype(np.float32), other.astype(np.float32)
+    return np.asarray(first + np.float32(share) * (second - first), dtype=np.float32)
 
 
 def entry_weights(gate: CachedGate, queries: Ragged) -> Floats:

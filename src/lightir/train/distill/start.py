@@ -31,21 +31,24 @@ class StartTable:
         rows: rows of its terms, then of its pairs, and its gate.
         bigrams: its pairs of terms; None if it has none.
         ridged: whether the rows are the result of the ridge regression already.
+        word_weight: its weight of documents' own words in an index (`Contract.word_weight`).
     """
 
     address: str
     rows: FittedRows
     bigrams: Bigrams | None = None
     ridged: bool = False
+    word_weight: float = 0.0
 
     @classmethod
     def of(cls, address: str, encoder: CachedQueryEncoder) -> StartTable:
         """Return the default table of a query encoder, with its bigrams and its gate."""
+        weight = encoder.contract.word_weight
         rows = next(iter(encoder.tables.values())).float_rows()
         if encoder.bigrams is None:
-            return cls(address, FittedRows(rows, encoder.gate))
+            return cls(address, FittedRows(rows, encoder.gate), word_weight=weight)
         both = np.concatenate([rows, encoder.bigrams.table.float_rows()])
-        return cls(address, FittedRows(both, encoder.gate), encoder.bigrams.bigrams)
+        return cls(address, FittedRows(both, encoder.gate), encoder.bigrams.bigrams, word_weight=weight)
 
 
 def fitted_rows(
