@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,14 @@ class Answers:
         """Return whether the path is the one that is answered."""
         return path == b"/v1/search"
 
-    def answer(self, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes | None:
+    def answer(self, path: bytes, headers: Mapping[bytes, bytes], body: bytes, default: bytes) -> bytes | None:
         """Return the body."""
         assert path == b"/v1/search"
-        assert (b"host", b"localhost") in headers
+        assert headers[b"host"] == b"localhost"
         if b"app" in body:
             return None
-        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\ndirect %b" % (7 + len(body), body)
+        assert default.startswith(b"date: ")
+        return b"HTTP/1.1 200 OK\r\n" + default + b"content-length: %d\r\n\r\ndirect %b" % (7 + len(body), body)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -214,7 +215,7 @@ def _busy_machines_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def direct(client: Any, path: str, body: Any, **headers: str) -> tuple[int, dict[str, str], Any] | None:
     """Return the status, the headers and the object that a service answers directly; None for nothing."""
     given = {"host": "127.0.0.1", "content-type": "application/json", **headers}
-    pairs = [(name.encode(), value.encode()) for name, value in given.items()]
+    pairs = {name.encode(): value.encode() for name, value in given.items()}
     answer = client.app.state.direct.answer(path.encode(), pairs, json.dumps(body).encode())
     if answer is None:
         return None

@@ -140,7 +140,7 @@ def without_time(answer: Any) -> Any:
 def test_a_direct_answer_is_that_of_the_app(client: TestClient, path: str, body: dict[str, Any]) -> None:
     """The bytes are equal, but for the time that a search took; headers too. What the app refuses is left to it."""
     content = json.dumps(body).encode()
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    headers = {b"host": b"127.0.0.1", b"content-type": b"application/json"}
     direct = client.app.state.direct.answer(path.encode(), headers, content)  # type: ignore[attr-defined]
     plain = sent(client, "POST", path, body)
     if direct is None:

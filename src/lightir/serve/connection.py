@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lightir.serve.direct import DirectAnswers
 from lightir.serve.problems import Problem
+from lightir.serve.request_gate import Headers
 
 MAX_HEAD_BYTES = 1 << 16
 """Maximum number of bytes of a request's line and headers, as they arrive in parts."""
@@ -54,6 +55,8 @@ class HttpConnection(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._held: list[bytes] | None = None  # parts of the body of a request that the app has not learned of
         self._held_timer: asyncio.TimerHandle | None = None
+        self._given: Headers = {}  # headers of that request
+        self._default: tuple[object, bytes] = (None, b"")  # the server's own headers, and their lines
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time of the first request."""
@@ -91,7 +94,7 @@ class HttpConnection(HttpToolsProtocol):
         """Return whether a request whose head has arrived is one that `direct` may answer, and no answer is due yet."""
         if self.direct is None or not self.direct.takes(self.url) or self.parser.get_method() != b"POST":
             return False
-        headers = dict(self.headers)
+        headers = self._given = dict(self.headers)
         length = headers.get(b"content-length", b"")
         return (
             (self.cycle is None or self.cycle.response_complete)
@@ -115,19 +118,21 @@ class HttpConnection(HttpToolsProtocol):
         """Answer a request directly, or else tell the app of it."""
         if self._held is not None:
             assert self.direct is not None
-            answer = self.direct.answer(self.url, self.headers, b"".join(self._held))
+            answer = self.direct.answer(self.url, self._given, b"".join(self._held), self._default_lines())
             if answer is not None:
                 self._end_hold()
-                self._send_direct(answer)
+                self.transport.write(answer)
+                self.on_response_complete()
                 return
             self._tell_app()
         super().on_message_complete()
 
-    def _send_direct(self, answer: bytes) -> None:
-        line, _, rest = answer.partition(b"\r\n")
-        default = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
-        self.transport.write(b"%b\r\n%b%b" % (line, default, rest))
-        self.on_response_complete()
+    def _default_lines(self) -> bytes:
+        """Return the lines of the server's own headers, which it replaces every second."""
+        headers = self.server_state.default_headers
+        if self._default[0] is not headers:
+            self._default = headers, b"".join(b"%b: %b\r\n" % header for header in headers)
+        return self._default[1]
 
     def _tell_app(self) -> None:
         """Let the app answer a request that was held back."""

@@ -7,7 +7,7 @@ library refuses, and searches that are slow enough for threads.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TypeAlias, TypeVar
 
@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from lightir.serve.context import JSON_TYPE, Context
 from lightir.serve.embedding_routes import embedded, openai_embeddings
 from lightir.serve.problems import Problem
-from lightir.serve.request_gate import SECURITY_HEADERS, RequestGate
+from lightir.serve.request_gate import SECURITY_HEADERS, Headers, RequestGate
 from lightir.serve.schemas import EmbeddingsRequest, SearchRequest, TeiRequest
 from lightir.serve.search_routes import kind_of
 
@@ -46,36 +46,36 @@ class DirectAnswers:
         """Return whether a path has a route."""
         return path in self._routes
 
-    def answer(self, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes | None:
+    def answer(self, path: bytes, headers: Headers, body: bytes, default: bytes = b"") -> bytes | None:
         """Return a response, head and body; None to leave it to the app.
 
         Args:
             path: path of the request, which has a route.
-            headers: names in lower case and values.
-            body: the body.
+            headers: headers of the request.
+            body: its body.
+            default: lines of the server's own headers.
         """
         started = time.perf_counter()
         route_path, route = self._routes[path]
-        given = dict(headers)
-        is_json = given.get(b"content-type", b"").startswith(b"application/json")
-        if not is_json or (self._allows_origins and b"origin" in given):
+        is_json = headers.get(b"content-type", b"").startswith(b"application/json")
+        if not is_json or (self._allows_origins and b"origin" in headers):
             return None
         gate, status = self._gate, int(HTTPStatus.OK)
         try:
-            gate.check("POST", route_path, given)
-            with gate.running(route_path):
-                gate.check_depth(body)
-                answer = route(body)
+            gate.check("POST", route_path, headers)
+            gate.check_load(route_path)
+            gate.check_depth(body)
+            answer = route(body)
             if answer is None:
                 return None
-            head = _HEAD
+            line, own = _LINE, _TYPE
         except Problem as problem:
             status, answer = problem.status, problem.body(route_path)
-            head = _head(status, problem.headers())
+            line, own = _line(status), _lines(problem.headers())
         except Exception:  # noqa: BLE001 - whatever fails here fails in the app too, which says what is wrong
             return None
         gate.metrics.count("POST", route_path, status, time.perf_counter() - started)
-        return b"%b%d\r\n\r\n%b" % (head, len(answer), answer)
+        return b"".join((line, default, own, _SECURITY, b"content-length: %d\r\n\r\n" % len(answer), answer))
 
 
 def direct_answers(context: Context, gate: RequestGate) -> DirectAnswers:
@@ -105,14 +105,14 @@ def _encoding(_: BaseModel) -> str:
     return "encode"
 
 
-_SECURITY = b"".join(b"%s: %s\r\n" % header for header in SECURITY_HEADERS)
+def _line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
 
 
-def _head(status: int, headers: Mapping[str, str]) -> bytes:
-    """Return a response's head up to the value of its content-length, which comes last."""
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}"
-    return first.encode("latin-1") + _SECURITY + b"content-length: "
+def _lines(headers: Mapping[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
 
 
-_HEAD = _head(HTTPStatus.OK, {"content-type": JSON_TYPE})
+_LINE = _line(HTTPStatus.OK)
+_TYPE = _lines({"content-type": JSON_TYPE})
+_SECURITY = b"".join(b"%b: %b\r\n" % header for header in SECURITY_HEADERS)
