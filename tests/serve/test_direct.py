@@ -148,10 +148,14 @@ def test_connections_that_shall_be_closed_are(opened: socket.socket, last: bytes
 def test_requests_at_once_are_answered_in_their_order(opened: socket.socket) -> None:
     bodies = [b"first", b"app slow", b"second", b"third", b"app", b"fourth"]
     opened.sendall(b"".join(map(request, bodies)))
-    # behind an answer that is due, requests wait for the app
-    assert answers(opened, 6) == [b"direct first", b"app app slow", *(b"app " + body for body in bodies[2:])]
-    opened.sendall(request() * 3)
-    assert answers(opened, 3) == [b"direct " + BODY] * 3
+    assert answers(opened, 6) == [b"direct first", *(b"app " + body for body in bodies[1:])]
+    opened.sendall(request(b"app slow"))
+    time.sleep(0.05)
+    opened.sendall(request())  # behind an answer that is due
+    assert answers(opened, 2) == [b"app app slow", b"app " + BODY]
+    for _ in range(3):
+        opened.sendall(request())
+        assert answers(opened, 1) == [b"direct " + BODY]
 
 
 @pytest.mark.parametrize("pause", [0.0, DIRECT_WAIT_S / 10])
@@ -243,6 +247,15 @@ def test_a_service_answers_queries_directly(animals: Path, connect: Any) -> None
         counted = client.get("/metrics").text
         line = 'lightir_request_seconds_count{method="POST",route="/v1/search",status="200"} 1.0'
         assert line in counted
+
+
+def test_long_bodies_are_refused_directly_too(animals: Path, connect: Any) -> None:
+    body = {"query": "cat " * 100}
+    length = str(len(json.dumps(body)))
+    with connect(animals, max_body_bytes=100) as client:
+        answered = direct(client, "/v1/search", body, **{"content-length": length})
+        assert answered is not None
+        assert answered[0] == client.post("/v1/search", json=body).status_code == 413
 
 
 def test_what_is_not_ordinary_is_left_to_the_app(animals: Path, connect: Any) -> None:

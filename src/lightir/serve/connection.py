@@ -38,7 +38,8 @@ class HttpConnection(HttpToolsProtocol):
     """A connection that is closed if the head of a request is too long or does not arrive in time.
 
     A head that arrives at once, as nearly all do, needs no timer. The app learns of a request at the end of its head,
-    but of one that may be answered directly only if it is not: uvicorn's own handlers are called late.
+    but of one that may be answered directly only if it is not: uvicorn's own handlers are called late. Of requests that
+    arrive together the first may be answered directly: many would keep other connections waiting.
     """
 
     head_s = 30.0
@@ -56,6 +57,7 @@ class HttpConnection(HttpToolsProtocol):
         self._held: list[bytes] | None = None  # parts of the body of a request that the app has not learned of
         self._held_timer: asyncio.TimerHandle | None = None
         self._given: Headers = {}  # headers of that request
+        self._has_answered = False  # whether a request of the data that is parsed was answered directly
         self._default: tuple[object, bytes] = (None, b"")  # the server's own headers, and their lines
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -92,12 +94,13 @@ class HttpConnection(HttpToolsProtocol):
 
     def _may_be_direct(self) -> bool:
         """Return whether a request whose head has arrived is one that `direct` may answer, and no answer is due yet."""
-        if self.direct is None or not self.direct.takes(self.url) or self.parser.get_method() != b"POST":
+        if self.direct is None or self._has_answered or not self.direct.takes(self.url):
             return False
         headers = self._given = dict(self.headers)
         length = headers.get(b"content-length", b"")
         return (
             (self.cycle is None or self.cycle.response_complete)
+            and self.parser.get_method() == b"POST"
             and length.isdigit()
             and len(length) <= len(str(MAX_DIRECT_BYTES))
             and int(length) <= MAX_DIRECT_BYTES
@@ -121,6 +124,7 @@ class HttpConnection(HttpToolsProtocol):
             answer = self.direct.answer(self.url, self._given, b"".join(self._held), self._default_lines())
             if answer is not None:
                 self._end_hold()
+                self._has_answered = True
                 self.transport.write(answer)
                 self.on_response_complete()
                 return
@@ -152,6 +156,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse data, and close the connection if a head is too long."""
+        self._has_answered = False
         super().data_received(data)
         if self._held is not None and self._held_timer is None:
             self._held_timer = self.loop.call_later(DIRECT_WAIT_S, self._tell_app)

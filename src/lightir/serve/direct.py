@@ -64,6 +64,7 @@ class DirectAnswers:
         try:
             gate.check("POST", route_path, headers)
             gate.check_load(route_path)
+            gate.check_size(headers.get(b"content-length", b""))
             gate.check_depth(body)
             answer = route(body)
             if answer is None:
