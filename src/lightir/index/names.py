@@ -34,6 +34,8 @@ def with_id(view: View, doc_id: str, *, any_case: bool) -> list[int]:
     """
     if not doc_id or len(doc_id) > MAX_NAME:
         return []
+    if any_case and not view.has_passages and not any(live.segment.doc_ids.may_hold(doc_id) for live in view.segments):
+        return []  # most words that are not letters alone
     doc_ords = view.doc_ords(doc_id)
     return _with_id_like(view, doc_id) if any_case and not doc_ords else doc_ords
 

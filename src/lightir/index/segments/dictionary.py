@@ -71,7 +71,7 @@ class SortedStrings:
         """
         wanted = string.encode(errors="surrogatepass").lower()
         length = len(wanted) + longer
-        if wanted and _shape(length, wanted[0]) not in self._shapes:
+        if not self.may_hold(string, longer=longer):
             return []
         text, indptr = self.arrays
         rows = np.flatnonzero(np.diff(indptr) == length)
@@ -80,6 +80,11 @@ class SortedStrings:
                 break
             rows = rows[_LOWERED[text[indptr[rows] + i]] == wanted[i]]
         return rows.tolist()
+
+    def may_hold(self, string: str, *, longer: int = 0) -> bool:
+        """Return False if no string is as long as another one and begins like it, but for the case of ASCII letters."""
+        wanted = string.encode(errors="surrogatepass")
+        return not wanted or _shape(len(wanted) + longer, wanted[:1].lower()[0]) in self._shapes
 
     def first_above(self, string: str) -> int:
         """Return the position of the first string above another one; the length if there is none."""
