@@ -75,12 +75,13 @@ class SearchRequest(RankingBody):
         int, Field(ge=0, le=MAX_OFFSET, description="number of hits to skip; the answer then has a total"), WHOLE
     ] = 0
     exclude: Annotated[list[str], Field(max_length=MAX_DOCUMENTS)] = Field(
-        default_factory=list, description="ids to leave out"
+        default_factory=list, description="ids to leave out", json_schema_extra={"default": []}
     )
     min_score: float | None = Field(None, description="score below which hits are left out", allow_inf_nan=False)
     facets: list[str] | dict[str, Annotated[int, Field(ge=1, le=1000), WHOLE]] = Field(
-        default_factory=list,
+        default_factory=list,  # a default that is a list would be copied for every request
         description="fields whose values to count: names, or names with numbers of values (default 10)",
+        json_schema_extra={"default": []},
     )
     sort: str | None = Field(None, description="field to sort by, such as price or price:desc")
     group: str | None = Field(None, description="field of whose values each has one hit")
