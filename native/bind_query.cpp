@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -17,40 +16,17 @@
 #include <utility>
 #include <vector>
 
-#include "near_terms.hpp"
 #include "pair_index.hpp"
-#include "passages.hpp"
 #include "python_arrays.hpp"
 #include "python_record.hpp"
+#include "python_texts.hpp"
 #include "query.hpp"
 #include "tokenizer.hpp"
-#include "words.hpp"
 
 namespace lightir {
 namespace {
 
 using Words = std::unordered_map<std::string, uint32_t>;
-
-// The texts of a sequence as UTF-8, borrowed for the lifetime of this object; data is null for an item that is not valid
-// text.
-class Texts {
-public:
-    explicit Texts(nb::handle texts) : kept_(nb::steal<nb::tuple>(PySequence_Tuple(texts.ptr()))) {
-        if (!kept_.is_valid()) nb::raise_python_error();
-        views.reserve(kept_.size());
-        for (const nb::handle text : kept_) {
-            Py_ssize_t size = 0;
-            const char* data = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
-            if (data == nullptr) PyErr_Clear();
-            views.emplace_back(data, static_cast<size_t>(size));
-        }
-    }
-    const nb::tuple& kept() const { return kept_; }
-    std::vector<std::string_view> views;
-
-private:
-    nb::tuple kept_;
-};
 
 // Releases the GIL for the lifetime of this object, except for a few short texts: reacquiring it from another thread can
 // take a thousand times as long as encoding them.
@@ -131,103 +107,6 @@ nb::tuple bind_tokenize(const Tokenizer& tokenizer, nb::handle texts, const Text
                         const nb::callable& fallback) {
     TokenLists lists = read_texts(&tokenizer, Texts(texts), policy, n_threads, fallback);
     return nb::make_tuple(to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)));
-}
-
-// Returns (distinct words, positions of the texts' words among them, indptr, positions of refused texts).
-nb::tuple bind_split_words(nb::handle texts) {
-    const Texts borrowed(texts);
-    WordLists lists;
-    {
-        nb::gil_scoped_release released;
-        lists = split_words(borrowed.views);
-    }
-    nb::list words;
-    size_t begin = 0;
-    for (const size_t end : lists.ends) {
-        words.append(nb::str(lists.text.data() + begin, end - begin));
-        begin = end;
-    }
-    return nb::make_tuple(words, to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)),
-                          nb::cast(lists.refused));
-}
-
-// Returns (positions, distances).
-nb::tuple bind_near_terms(nb::handle text, nb::handle indptr, const std::string& word, size_t distance, bool prefix) {
-    const Array bytes(text, "text", 1), starts(indptr, "indptr", 1);
-    const SortedTerms terms{bytes.span<uint8_t>(), starts.span<int64_t>()};
-    if (terms.indptr.size == 0) throw InvalidInput("indptr is empty");
-    if (distance > 255) throw InvalidInput("distance is above 255");
-    NearTerms near;
-    {
-        nb::gil_scoped_release released;
-        near = near_terms(terms, word, distance, prefix);
-    }
-    return nb::make_tuple(to_numpy(std::move(near.positions)), to_numpy(std::move(near.distances)));
-}
-
-nb::str to_str(std::string_view text) { return nb::str(text.data(), text.size()); }
-
-// A finder that threads share. Nobody waits for the GIL while holding the mutex, so waiting for it with the GIL is safe.
-struct SharedFinder : PassageFinder {
-    using PassageFinder::PassageFinder;
-    std::mutex mutex;
-};
-
-void bind_learn_block(SharedFinder& self, uint32_t block, const nb::bytes& classes) {
-    if (classes.size() != 256) throw InvalidInput("a block must have 256 classes");
-    const std::lock_guard<std::mutex> lock(self.mutex);
-    self.learn_block(block, static_cast<const uint8_t*>(classes.data()));
-}
-
-void bind_learn_words(SharedFinder& self, const nb::list& words, const std::vector<std::vector<std::string>>& terms) {
-    const Texts borrowed(words);
-    same_length("words and terms", borrowed.views.size(), terms.size());
-    const std::lock_guard<std::mutex> lock(self.mutex);
-    for (size_t i = 0; i < terms.size(); ++i) {
-        if (borrowed.views[i].data() == nullptr) throw InvalidInput("a word is not valid text");
-        self.learn_word(borrowed.views[i], terms[i]);
-    }
-}
-
-// Returns (snippet, matches): the passage with an ellipsis where text is cut.
-nb::tuple shown_passage(const Passage& passage) {
-    static const std::string ellipsis = "\u2026";
-    const size_t shift = passage.cut_before ? 1 : 0;
-    const std::string text = (passage.cut_before ? ellipsis : "") + passage.text + (passage.cut_after ? ellipsis : "");
-    nb::list matches;
-    for (const auto& [start, end] : passage.matches) matches.append(nb::make_tuple(start + shift, end + shift));
-    return nb::make_tuple(to_str(text), nb::tuple(matches));
-}
-
-// Returns ([(snippet, matches) or None for a text that is not valid], blocks, words). The list ends before the first text
-// for which blocks or words have to be learned.
-nb::tuple bind_find(SharedFinder& self, nb::handle texts, const std::vector<std::string>& wanted, size_t length,
-                    size_t lead) {
-    constexpr size_t many_bytes = 1 << 18;  // less is searched sooner than another thread would return the GIL
-    if (length > 0x7fffffffu || lead > 0x7fffffffu) throw InvalidInput("a passage of more than 2,147,483,647 characters");
-    const Texts borrowed(texts);
-    std::vector<Passage> passages;
-    Missing missing;
-    size_t n_bytes = 0;
-    for (const std::string_view text : borrowed.views) n_bytes += text.size();
-    {
-        std::optional<nb::gil_scoped_release> released;
-        if (n_bytes > many_bytes) released.emplace();
-        const std::lock_guard<std::mutex> lock(self.mutex);
-        self.want(wanted, {length, lead});
-        for (const std::string_view text : borrowed.views) {
-            Passage passage;
-            if (text.data() != nullptr && !self.find(text, passage, missing)) break;
-            passages.push_back(std::move(passage));
-        }
-    }
-    nb::list found, words;
-    for (size_t i = 0; i < passages.size(); ++i) {
-        const bool is_valid = borrowed.views[i].data() != nullptr;
-        found.append(is_valid ? nb::object(shown_passage(passages[i])) : nb::none());
-    }
-    for (const std::string_view word : missing.words) words.append(to_str(word));
-    return nb::make_tuple(found, nb::cast(missing.blocks), words);
 }
 
 using Vectors = nb::ndarray<float, nb::ndim<2>, nb::c_contig>;
@@ -453,13 +332,6 @@ void bind_query(nb::module_& m) {
              nb::arg())
         .def("encode", &QueryEncoder::encode, nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
         .def("encode_terms", &QueryEncoder::encode_terms, nb::arg(), nb::arg(), nb::arg(), nb::arg().noconvert());
-    nb::class_<SharedFinder>(m, "PassageFinder")
-        .def(nb::init<bool, bool>())
-        .def("learn_block", &bind_learn_block)
-        .def("learn_words", &bind_learn_words)
-        .def("find", &bind_find);
-    m.def("split_words", &bind_split_words);
-    m.def("near_terms", &bind_near_terms);
     m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg().noconvert());
 }

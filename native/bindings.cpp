@@ -17,6 +17,7 @@
 #include "bind_hits.hpp"
 #include "bind_query.hpp"
 #include "bind_search.hpp"
+#include "bind_words.hpp"
 #include "codes.hpp"
 #include "dense.hpp"
 #include "dispatch.hpp"
@@ -185,4 +186,5 @@ NB_MODULE(_native, m) {
     bind_query(m);
     bind_expansions(m);
     bind_hits(m);
+    bind_words(m);
 }

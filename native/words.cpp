@@ -8,9 +8,7 @@
 namespace lightir {
 namespace {
 
-constexpr uint8_t no_word = 0;
-
-// Maps each byte to its lower case, or to a mark if it is not part of a word.
+// Maps each byte to its lower case, or to 0 if it is not part of a word.
 std::array<uint8_t, 256> word_bytes() {
     std::array<uint8_t, 256> map{};
     for (int c = '0'; c <= '9'; ++c) map[static_cast<size_t>(c)] = static_cast<uint8_t>(c);
@@ -18,12 +16,6 @@ std::array<uint8_t, 256> word_bytes() {
     for (int c = 'A'; c <= 'Z'; ++c) map[static_cast<size_t>(c)] = static_cast<uint8_t>(c - 'A' + 'a');
     map[static_cast<size_t>('_')] = '_';
     return map;
-}
-
-bool is_ascii(std::string_view text) {
-    uint8_t all = 0;
-    for (const char c : text) all = static_cast<uint8_t>(all | static_cast<uint8_t>(c));
-    return all < 0x80;
 }
 
 // Words and their ids: open addressing, at most half full.
@@ -81,7 +73,7 @@ private:
 };
 
 // FNV-1a with its upper bits mixed into the lower bits that the table uses.
-uint64_t hash_of(const std::string& word) {
+uint64_t hash_of(std::string_view word) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (const char c : word) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
     return hash ^ hash >> 32;
@@ -89,27 +81,27 @@ uint64_t hash_of(const std::string& word) {
 
 }  // namespace
 
-WordLists split_words(const std::vector<std::string_view>& texts) {
+bool is_ascii(std::string_view text) {
+    uint8_t all = 0;
+    for (const char c : text) all = static_cast<uint8_t>(all | static_cast<uint8_t>(c));
+    return all < 0x80;
+}
+
+void set_lower(std::string_view text, std::string& lower) {
     static const std::array<uint8_t, 256> bytes = word_bytes();
+    lower.resize(text.size());
+    for (size_t i = 0; i < text.size(); ++i) lower[i] = static_cast<char>(bytes[static_cast<uint8_t>(text[i])]);
+}
+
+WordLists split_words(const std::vector<std::string_view>& texts) {
     WordLists out;
     Dictionary dictionary(out);
-    std::string word;
+    std::string lower;
     for (size_t i = 0; i < texts.size(); ++i) {
-        const std::string_view text = texts[i];
-        if (text.data() == nullptr || !is_ascii(text)) {
+        if (texts[i].data() == nullptr || !is_ascii(texts[i])) {
             out.refused.push_back(i);
-            out.indptr.push_back(static_cast<int64_t>(out.ids.size()));
-            continue;
-        }
-        word.clear();
-        for (size_t j = 0; j <= text.size(); ++j) {
-            const uint8_t byte = j < text.size() ? bytes[static_cast<uint8_t>(text[j])] : no_word;
-            if (byte != no_word) {
-                word.push_back(static_cast<char>(byte));
-                continue;
-            }
-            if (word.size() >= 2) out.ids.push_back(dictionary.id(word, hash_of(word)));
-            word.clear();
+        } else {
+            each_word(texts[i], lower, [&](std::string_view word) { out.ids.push_back(dictionary.id(word, hash_of(word))); });
         }
         out.indptr.push_back(static_cast<int64_t>(out.ids.size()));
     }

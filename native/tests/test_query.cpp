@@ -13,6 +13,7 @@
 #include "errors.hpp"
 #include "expect.hpp"
 #include "expansions.hpp"
+#include "known_words.hpp"
 #include "query.hpp"
 #include "tokenizer.hpp"
 #include "tokenizer_split.hpp"
@@ -221,6 +222,40 @@ void words_are_cut_and_numbered() {
     expect(lists.ids[0] == 0 && lists.ids[1] == 1 && lists.ids[2] == 1 && lists.ids.back() == 3001, "their places");
 }
 
+void known_words_are_counted() {
+    KnownWords known;
+    const std::string longer(40, 'x');
+    const uint32_t tea = known.number_of("tea", 2.0, false), none = known.number_of("zz", 5.0, true);
+    known.learn("teas", WordKind::term, tea, false);
+    known.learn("tea", WordKind::term, known.number_of("tea", 2.0, false), false);
+    known.learn(longer, WordKind::term, known.number_of(longer, 1.0, false), false);
+    known.learn("who", WordKind::term, known.number_of("who", 3.0, false), true);
+    known.learn("zz", WordKind::term, none, false);
+    known.learn("the", WordKind::no_term, 0, false);
+    known.learn("odd", WordKind::other, 0, false);
+    const auto read = [&](const std::string& text, WordQueries& queries) {
+        const std::unique_ptr<char[]> exact(new char[text.size()]);  // so that a read beyond the text is seen
+        std::copy(text.begin(), text.end(), exact.get());
+        std::vector<std::string> unknown;
+        return known.read({{exact.get(), text.size()}}, false, queries, unknown) && unknown.empty();
+    };
+    WordQueries teas, asking, named;
+    expect(read("Who? the TEA, teas " + longer + " ZZ", teas), "known words");
+    expect(teas.terms == std::vector<uint32_t>{tea, 2} && teas.weights == std::vector<float>{4.0f, 1.0f}, "counts x idf");
+    expect(teas.absent == std::vector<double>{5.0} && teas.words.size() == 5, "absent terms, and all words' terms");
+    expect(read("who", asking) && asking.weights == std::vector<float>{3.0f}, "a word that asks alone");
+    expect(read("WHO tea who", named) && named.weights == std::vector<float>{2.0f, 6.0f}, "an abbreviation does not ask");
+    WordQueries other, batch;
+    expect(!read("odd tea", other) && !read("caf\xc3\xa9", other), "texts that cannot be read");
+    std::vector<std::string> unknown;
+    expect(!known.read({"tea cup", "pot cup"}, false, other, unknown), "words that are not known");
+    expect(unknown == std::vector<std::string>{"cup", "pot", "cup"}, "they are named");
+    unknown.clear();
+    expect(known.read({"who zz", "", "tea who"}, true, batch, unknown), "several texts");
+    expect(batch.indptr == std::vector<int64_t>{0, 1, 1, 3}, "queries of each text");
+    expect(batch.positions == std::vector<uint32_t>{1, 0, 1}, "positions among all terms");
+}
+
 }  // namespace
 
 int main() {
@@ -244,5 +279,6 @@ int main() {
     any_text_fits_its_buffers();
     refused_texts_are_filled_in();
     words_are_cut_and_numbered();
+    known_words_are_counted();
     return outcome();
 }

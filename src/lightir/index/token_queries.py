@@ -58,7 +58,7 @@ class TokenQueries:
         terms: distinct terms of the batch, ascending: words, or term ids of the model. For BM25 those that occur.
         vectors: one row per query over positions in terms. A weight is count x idf over the whole collection, the count
             alone, or for bags the weight by the query encoder.
-        places: ids of the terms in the dictionary of each segment, -1 for a missing term.
+        places: (n_segments, n_terms) int64 ids of the terms in the dictionary of each segment, -1 for a missing term.
         words: term -> word of a query that the term is an alternative to.
         unknown: (n,) float64, what the sum of a query's weights lacks of the weight of all its own words: that of words
             without a document, less that of alternatives. None for bags.
@@ -68,7 +68,7 @@ class TokenQueries:
 
     terms: Sequence[str | int]
     vectors: SparseVectors
-    places: Sequence[npt.NDArray[np.int64]]
+    places: npt.NDArray[np.int64]
     words: Mapping[str, str] = field(default_factory=dict)
     unknown: npt.NDArray[np.float64] | None = None
     analyzed: Sequence[Sequence[str]] = ()

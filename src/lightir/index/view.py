@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,7 @@ from lightir.index import metadata_filters
 from lightir.index.bm25 import K1, B, idf, mean_length
 from lightir.index.index_options import IndexOptions
 from lightir.index.index_record import checked_record
+from lightir.index.known_words import KnownWords, TermFacts
 from lightir.index.metadata_filters import Filter
 from lightir.index.passages.naming import document_of, passage_ids_range, whole_document
 from lightir.index.phrases import WORDS_ALONE, Phrase
@@ -103,7 +104,7 @@ class View:
             opened = {live.number: live for live in before.segments}
         self.segments: tuple[LiveSegment, ...] = tuple(self._open(store.segments(), opened, skip_damaged))
         self._first_ords = np.array([live.first_ord for live in self.segments], dtype=np.int64)
-        self._terms: dict[str | int, tuple[int, tuple[int, ...], float]] = {}
+        self._terms: dict[str | int, TermFacts] = {}
         self._matching: OrderedDict[metadata_filters.Node, list[Mask]] = OrderedDict()
         self._phrases: OrderedDict[str, list[Mask]] = OrderedDict()
         self.n_scans = 0
@@ -578,7 +579,9 @@ class View:
         )
         words = {term: group.word for of_query in groups for group in of_query for term in group.terms}
         ids = np.array(places, dtype=np.int64).reshape(len(terms), len(self.segments))
-        return TokenQueries(terms, vectors, list(ids.T), words, np.array(unknown, dtype=np.float64), analyzed)
+        return TokenQueries(
+            terms, vectors, np.ascontiguousarray(ids.T), words, np.array(unknown, dtype=np.float64), analyzed
+        )
 
     def _with_alternatives(
         self, row: Sequence[tuple[int, float]], groups: Sequence[Alternatives], position_of: Mapping[str | int, int]
@@ -635,12 +638,32 @@ class View:
         """
         self.require("tokens")
         distinct, positions = np.unique(queries.term_ids, return_inverse=True)
-        ids = [live.segment.term_positions(distinct) for live in self.segments]
+        places = np.empty((len(self.segments), len(distinct)), dtype=np.int64)
+        for row, live in zip(places, self.segments, strict=True):
+            row[:] = live.segment.term_positions(distinct)
         vectors = SparseVectors(queries.indptr, positions.astype(np.uint32), queries.weights, max(len(distinct), 1))
-        return TokenQueries(distinct.tolist(), vectors, ids)
+        return TokenQueries(distinct.tolist(), vectors, places)
 
-    def _facts(self, term: str | int) -> tuple[int, tuple[int, ...], float]:
-        """Return a term's document frequency, its position in the dictionary of each segment or -1, and its idf."""
+    def known_word_queries(
+        self, texts: Sequence[str], corrects: Callable[[str], bool], *, asking: bool
+    ) -> TokenQueries | None:
+        """Return what `token_queries` returns for the words of texts; None if the kernel cannot read them.
+
+        Args:
+            texts: texts of n queries.
+            corrects: function that tells whether a term that no document has gets alternatives; always the same one.
+            asking: whether words such as "what" count beside other words.
+        """
+        known = self._known_words
+        return None if known is None else known.queries(texts, self._facts, corrects, asking=asking)
+
+    @shared_property
+    def _known_words(self) -> KnownWords | None:
+        if self.analyzer is None or self.analyzer.name in (*OF_A_MODEL, "chinese"):
+            return None  # ASCII texts are split in another way
+        return KnownWords(self.analyzer, len(self.segments))
+
+    def _facts(self, term: str | int) -> TermFacts:
         facts = self._terms.get(term)
         if facts is None:
             positions = [live.segment.terms.find(term) for live in self.segments]  # type: ignore[arg-type]

@@ -1,3 +1,4 @@
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
@@ -58,6 +59,31 @@ class PassageFinder:
     def find(
         self, texts: Sequence[str], wanted: list[str], length: int, lead: int, /
     ) -> tuple[list[tuple[str, tuple[tuple[int, int], ...]] | None], list[int], list[str]]: ...
+
+class WordKind(enum.Enum):
+    no_term = 0
+    other = 2
+
+class KnownWords:
+    def __init__(self, n_segments: int, /) -> None: ...
+    def learn(
+        self, words: list[str], terms: list[tuple[str, float, tuple[int, ...], bool] | WordKind], asking: list[bool], /
+    ) -> None: ...
+    def read(
+        self, texts: Sequence[str], counts_asking: bool, /
+    ) -> tuple[
+        tuple[
+            list[str],
+            npt.NDArray[np.int64],
+            npt.NDArray[np.uint32],
+            npt.NDArray[np.float32],
+            npt.NDArray[np.int64],
+            npt.NDArray[np.float64],
+            list[list[str]],
+        ]
+        | None,
+        list[str],
+    ]: ...
 
 class HitMaker:
     def __init__(self, hit: type[Hit], branch: type[BranchScore], /) -> None: ...

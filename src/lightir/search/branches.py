@@ -112,7 +112,7 @@ class BranchSearch:
             vectors.indptr,
             vectors.term_ids,
             vectors.weights.astype(np.float32, copy=False),
-            places=self._places,
+            places=self.encoded.tokens.places,
             mean=self.view.mean_length,
             unknown=self.encoded.tokens.unknown,
         )
@@ -190,14 +190,6 @@ class BranchSearch:
     @cached_property
     def _cached_queries(self) -> dict[Branch, BranchQueries]:
         return {}
-
-    @cached_property
-    def _places(self) -> npt.NDArray[np.int64]:
-        """(n_segments, n_terms) ids of the tokens branch's query terms in each segment."""
-        assert self.encoded.tokens is not None
-        return np.array(self.encoded.tokens.places, dtype=np.int64).reshape(
-            len(self.view.segments), len(self.encoded.tokens.terms)
-        )
 
     def _allowed(self, branch: Branch, position: int) -> npt.NDArray[np.uint8] | None:
         matching = None if self.matching is None else self.matching[position]

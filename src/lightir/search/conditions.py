@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +45,7 @@ def read_query(view: View, query: str) -> QueryReading:
     return QueryReading(parsed.text, matching(view, parsed), named(view, query, parsed))
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(NamedTuple):
     """A text of a query that may be the name of documents.
 
     Attributes:

@@ -77,6 +77,8 @@ class QueryCoding:
 
     def _word_queries(self, view: View, texts: Sequence[str]) -> TokenQueries:
         view.require("tokens")
+        if self.smoothing is None and (known := self.matching.known_queries(view, texts)) is not None:
+            return known
         words = self.words(view, texts)
         return view.token_queries(
             words.rows, idfs=self.smoothing is None, alternatives=words.alternatives, analyzed=words.analyzed

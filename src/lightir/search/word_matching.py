@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from lightir.analysis import Analyzer
 from lightir.index import View
-from lightir.index.token_queries import Alternatives
+from lightir.index.token_queries import Alternatives, TokenQueries
 from lightir.search.compound_matching import with_compounds
 from lightir.words.compounds import LINKS
 from lightir.words.stems import QUESTION_WORDS
@@ -66,6 +66,19 @@ class WordMatching:
     synonyms: SynonymTable | None = None
     compounds: bool = True
     question_words: bool = False
+
+    def known_queries(self, view: View, texts: Sequence[str]) -> TokenQueries | None:
+        """Return the queries of texts by the kernel; None if a word may get alternatives.
+
+        They are what `View.token_queries` makes of `expand`.
+        """
+        if not self.typos or self.as_you_type or self.synonyms is not None:
+            return None
+        if self.compounds and view.analyzer is not None and view.analyzer.language in LINKS:
+            return None
+        return view.known_word_queries(
+            texts, lambda term: bool(_corrections(view, term, term)), asking=self.question_words
+        )
 
     def expand(self, view: View, text: str) -> tuple[list[str], list[Alternatives], list[str]]:
         """Return a query's terms, the alternatives to its words, and the terms of all of its words."""
