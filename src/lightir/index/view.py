@@ -578,10 +578,8 @@ class View:
             vocab_size=len(terms),
         )
         words = {term: group.word for of_query in groups for group in of_query for term in group.terms}
-        ids = np.array(places, dtype=np.int64).reshape(len(terms), len(self.segments))
-        return TokenQueries(
-            terms, vectors, np.ascontiguousarray(ids.T), words, np.array(unknown, dtype=np.float64), analyzed
-        )
+        ids = np.ascontiguousarray(np.array(places, dtype=np.int64).reshape(len(terms), len(self.segments)).T)
+        return TokenQueries(terms, vectors, ids, words, np.array(unknown, dtype=np.float64), analyzed)
 
     def _with_alternatives(
         self, row: Sequence[tuple[int, float]], groups: Sequence[Alternatives], position_of: Mapping[str | int, int]
