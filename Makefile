@@ -29,7 +29,7 @@ export HF_HUB_OFFLINE ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 
 .PHONY: setup light demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest test-adapters test-clients \
-	test-engines test-anserini test-ray wheel wheels packages lock test-native test-threads fuzz check licenses audit bench docs site wheel-check clean
+	test-engines test-anserini test-ray wheel wheels packages lock test-native test-threads test-arm fuzz check licenses audit bench docs site wheel-check clean
 
 setup: $(STAMP)
 
@@ -274,6 +274,17 @@ test-native: setup
 	$(CMAKE) -B build/native-tests -DLIGHTIR_SANITIZE=ON
 	$(BIN)/cmake --build build/native-tests
 	$(BIN)/ctest --test-dir build/native-tests --output-on-failure
+
+# The C++ unit tests for Arm, built by zig and run by qemu-aarch64: on a processor with every extension, and on one with NEON
+# alone. Debian's packages are qemu-user and libc6-arm64-cross.
+ARM := build/arm-tests
+test-arm: setup $(ZIG)/auditwheel
+	@command -v qemu-aarch64 >/dev/null || { echo "qemu-aarch64 is missing: install qemu-user and libc6-arm64-cross" >&2; exit 1; }
+	$(CMAKE) -B $(ARM) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64 \
+		"-DCMAKE_CXX_COMPILER=$(CURDIR)/$(ZIG)/python;-m;ziglang;c++;-target;aarch64-linux-gnu.2.17;-fno-sanitize=undefined"
+	$(BIN)/cmake --build $(ARM)
+	for processor in max cortex-a53; do QEMU_CPU=$$processor QEMU_LD_PREFIX=/usr/aarch64-linux-gnu \
+		$(BIN)/ctest --test-dir $(ARM) --output-on-failure || exit 1; done
 
 # The threaded functions of the kernel with the thread sanitizer.
 test-threads: setup
