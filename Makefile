@@ -18,7 +18,7 @@ SOURCES := $(shell find src/lightir -name "*.py")
 # Adapters to other frameworks, which have environments of their own; the other packages are models.
 ADAPTERS := langchain-lightir llama-index-retrievers-lightir lightir-haystack
 # Extras of the development environment: all but the clients of engines, which have an environment of their own.
-DEV_EXTRAS := encode train eval mteb parquet files serve mcp datasets tensorboard ann quantize nf4 gpu dev
+DEV_EXTRAS := encode train eval mteb parquet files serve mcp datasets tensorboard quantize nf4 gpu dev
 PACKAGES := $(filter-out $(ADAPTERS:%=packages/%/pyproject.toml),$(wildcard packages/*/pyproject.toml))
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*.hpp native/*.cpp)
 
@@ -229,7 +229,7 @@ endef
 # torch's CPU build is written by hand, since its index names the hashes of all platforms. TORCH_LINKS is where uv reads that
 # build's dependencies: a page or folder of wheels.
 UPGRADE ?=
-EXTRAS := train eval parquet files serve mcp datasets tensorboard ann quantize nf4 gpu dev
+EXTRAS := train eval parquet files serve mcp datasets tensorboard quantize nf4 gpu dev
 TORCH_LINKS ?= $(TORCH_INDEX)/torch/
 LOCK = $(UV) pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock" $(UPGRADE)
 lock: $(UV)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import importlib.util
 import os
 import resource
 import sys
@@ -249,9 +248,7 @@ class Bench:
 
         with contextlib.ExitStack() as closing:
             makers = opened(folder, ["dense", "sparse", "hybrid, rrf", "hybrid"])
-            if importlib.util.find_spec("usearch") is None:
-                print("\nusearch is not installed, so nothing is approximate in the next table (lightir[ann])")
-            elif self.args.graph or self._slow("dense graphs", len(documents)):
+            if self.args.graph or self._slow("dense graphs", len(documents)):
                 makers += opened(folder.with_name("graphs"), ["dense", "hybrid, rrf", "hybrid"], ", graph")
             if self._slow("Qdrant Edge", len(documents)):
                 pairs = dict(zip(texts, zip(terms, task.queries, strict=True), strict=True))

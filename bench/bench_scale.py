@@ -125,9 +125,7 @@ def arguments() -> argparse.Namespace:
     for name, n_docs in (("faiss", 1_000_000), ("faiss_hnsw", 100_000), ("qdrant", 100_000)):
         option = f"--{name.replace('_', '-')}-up-to"
         parser.add_argument(option, type=int, default=n_docs, metavar="N", help="documents (default %(default)s)")
-    args = parser.parse_args()
-    args.graph = args.graph and is_installed("usearch")
-    return args
+    return parser.parse_args()
 
 
 # Documents and queries

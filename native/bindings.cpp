@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bind_expansions.hpp"
+#include "bind_graph.hpp"
 #include "bind_hits.hpp"
 #include "bind_query.hpp"
 #include "bind_search.hpp"
@@ -187,4 +188,5 @@ NB_MODULE(_native, m) {
     bind_expansions(m);
     bind_hits(m);
     bind_words(m);
+    bind_graph(m);
 }

@@ -7,11 +7,12 @@
 #include <utility>
 
 #include "dispatch.hpp"
+#include "half.hpp"
 
 namespace lightir {
 namespace {
 
-constexpr size_t fewest_places = 4096;
+constexpr size_t fewest_places = 4096, most_kept_places = 16384;
 constexpr uintptr_t line = 64;  // bytes that a cache fetches at once
 constexpr double byte_limit = 127.0;
 
@@ -26,14 +27,14 @@ inline void fetch(const uint8_t* first, size_t n_bytes) {
 }  // namespace
 
 void MetNodes::clear() {
-    if (table_.size() != fewest_places) {
+    if (table_.size() < fewest_places || table_.size() > most_kept_places) {
         table_.assign(fewest_places, none);
         table_.shrink_to_fit();
     } else if (n_ > 0) {
         std::fill(table_.begin(), table_.end(), none);
     }
     shift_ = 32;
-    for (size_t size = fewest_places; size > 1; size /= 2) --shift_;
+    for (size_t size = table_.size(); size > 1; size /= 2) --shift_;
     n_ = 0;
 }
 
@@ -49,7 +50,11 @@ void MetNodes::grow() {
     }
 }
 
-GraphWalk::GraphWalk(const float* query, size_t dim) : query_(query), dim_(dim), bytes_((dim + 63) / 64 * 64) {
+void GraphQuery::set(const float* query, size_t dim) {
+    query_ = query;
+    dim_ = dim;
+    bytes_.assign((dim + 63) / 64 * 64, 0);
+    sum_ = 0;
     double squares = 0.0;
     for (size_t j = 0; j < dim; ++j) squares += static_cast<double>(query[j]) * static_cast<double>(query[j]);
     const double length = std::sqrt(squares);
@@ -62,69 +67,97 @@ GraphWalk::GraphWalk(const float* query, size_t dim) : query_(query), dim_(dim),
     unit_ = length / std::max(1.0, std::sqrt(static_cast<double>(byte_squares)));
 }
 
-std::vector<Hit> GraphWalk::nearest(const StoredGraph& graph, size_t width) {
-    met_.clear();
-    best_.clear();
-    waiting_.clear();
-    const uint32_t first = descend(graph);
-    met_.add(first);
-    score(graph, {first});
-    meet(first, scores_[0], width);
-    while (!waiting_.empty() && waiting_.front() >= best_.front()) {
-        const uint32_t node = hit_of(waiting_.front()).doc_ord;
-        std::pop_heap(waiting_.begin(), waiting_.end());
-        waiting_.pop_back();
-        if (!waiting_.empty()) fetch(graph.head_of(hit_of(waiting_.front()).doc_ord), graph.base_bytes());
-        visit(graph, node, width);
+void GraphQuery::set(const GraphView& graph, uint32_t node) {
+    dim_ = graph.shape().width;
+    const uint8_t* vector = graph.vectors() + node * graph.vector_bytes();
+    if (graph.shape().element == Element::int8) {
+        bytes_.resize((dim_ + 63) / 64 * 64);
+        std::memcpy(bytes_.data(), vector, dim_);
+        sum_ = 0;
+        for (const int8_t value : bytes_) sum_ += value;
+        return;
     }
-    std::sort(best_.begin(), best_.end(), std::greater<uint64_t>());
+    floats_.resize(dim_);
+    for (size_t j = 0; j < dim_; ++j) floats_[j] = half_to_float(number_at<uint16_t>(vector + j * sizeof(uint16_t)));
+    query_ = floats_.data();
+}
+
+void GraphQuery::score(const GraphView& graph, Span<uint32_t> nodes, float* scores) const {
+    const size_t dim = std::min(dim_, graph.shape().width), n_bytes = graph.vector_bytes();
+    if (graph.shape().element == Element::int8) {
+        level().byte_products(graph.vectors(), n_bytes, nodes.data, nodes.size, {bytes_.data(), dim, sum_}, scores);
+        return;
+    }
+    const auto dot_row = level().dot_rows[static_cast<size_t>(Element::float16)];
+    for (size_t i = 0; i < nodes.size; ++i) {
+        dot_row(graph.vectors() + nodes[i] * n_bytes, 1, n_bytes, query_, dim, scores + i);
+    }
+}
+
+std::vector<Hit> GraphWalk::nearest(const StoredGraph& graph, size_t width) {
+    const std::vector<uint64_t>& keys = nearest(graph, 0, width, {descend(graph, 0)});
     const bool of_bytes = graph.shape().element == Element::int8;
-    const double factor = of_bytes ? unit_ / graph.mean_length() : 1.0;
+    const double factor = of_bytes ? query_.unit() / graph.mean_length() : 1.0;
     std::vector<Hit> found;
-    found.reserve(best_.size());
-    for (const uint64_t key : best_) {
+    found.reserve(keys.size());
+    for (const uint64_t key : keys) {
         const Hit hit = hit_of(key);
         found.push_back({graph.row(hit.doc_ord), static_cast<float>(static_cast<double>(hit.score) * factor)});
     }
     return found;
 }
 
-// Returns the node at level 0 from which the walk starts.
-uint32_t GraphWalk::descend(const StoredGraph& graph) {
-    score(graph, {graph.entry()});
+uint64_t GraphWalk::descend(const GraphView& graph, size_t to_level) {
+    fresh_.assign(1, graph.entry());
+    score(graph);
     uint64_t at = key_of({graph.entry(), scores_[0]});
-    for (size_t level = graph.highest_level(); level > 0; --level) {
+    for (size_t level = graph.highest_level(); level > to_level; --level) {
         for (bool moved = true; moved;) {
             const Neighbors neighbors = graph.neighbors(hit_of(at).doc_ord, level);
             fresh_.clear();
             for (size_t i = 0; i < neighbors.size; ++i) fresh_.push_back(neighbors[i]);
-            score(graph, fresh_);
+            score(graph);
             uint64_t best = at;
             for (size_t i = 0; i < fresh_.size(); ++i) best = std::max(best, key_of({fresh_[i], scores_[i]}));
             moved = best > at;
             at = best;
         }
     }
-    return hit_of(at).doc_ord;
+    return at;
 }
 
-void GraphWalk::score(const StoredGraph& graph, const std::vector<uint32_t>& nodes) {
-    scores_.resize(nodes.size());
-    const size_t dim = std::min(dim_, graph.shape().width), n_bytes = graph.vector_bytes();
-    for (const uint32_t node : nodes) fetch(graph.vectors() + node * n_bytes, n_bytes);
-    if (graph.shape().element == Element::int8) {
-        level().byte_products(graph.vectors(), n_bytes, nodes.data(), nodes.size(), {bytes_.data(), dim, sum_}, scores_.data());
-        return;
+const std::vector<uint64_t>& GraphWalk::nearest(const GraphView& graph, size_t at_level, size_t width,
+                                                const std::vector<uint64_t>& starts) {
+    met_.clear();
+    best_.clear();
+    waiting_.clear();
+    for (const uint64_t key : starts) {
+        const uint32_t node = hit_of(key).doc_ord;
+        met_.add({reinterpret_cast<const uint8_t*>(&node), 1}, fresh_);
+        meet(key, width);
     }
-    const auto dot_row = level().dot_rows[static_cast<size_t>(Element::float16)];
-    for (size_t i = 0; i < nodes.size(); ++i) {
-        dot_row(graph.vectors() + nodes[i] * n_bytes, 1, n_bytes, query_, dim, &scores_[i]);
+    while (!waiting_.empty() && waiting_.front() >= best_.front()) {
+        const uint32_t node = hit_of(waiting_.front()).doc_ord;
+        std::pop_heap(waiting_.begin(), waiting_.end());
+        waiting_.pop_back();
+        if (!waiting_.empty()) fetch(graph.head_of(hit_of(waiting_.front()).doc_ord), graph.base_bytes());
+        met_.add(graph.neighbors(node, at_level), fresh_);
+        score(graph);
+        for (size_t i = 0; i < fresh_.size(); ++i) meet(key_of({fresh_[i], scores_[i]}), width);
     }
+    std::sort(best_.begin(), best_.end(), std::greater<uint64_t>());
+    return best_;
+}
+
+// Scores the nodes of fresh_, after it has fetched all their vectors.
+void GraphWalk::score(const GraphView& graph) {
+    scores_.resize(fresh_.size());
+    for (const uint32_t node : fresh_) fetch(graph.vectors() + node * graph.vector_bytes(), graph.vector_bytes());
+    query_.score(graph, {fresh_.data(), fresh_.size()}, scores_.data());
 }
 
 // Keeps a node if it is one of the best.
-void GraphWalk::meet(uint32_t node, float score, size_t width) {
-    const uint64_t key = key_of({node, score});
+void GraphWalk::meet(uint64_t key, size_t width) {
     if (best_.size() >= width) {
         if (key < best_.front()) return;
         std::pop_heap(best_.begin(), best_.end(), std::greater<uint64_t>());
@@ -135,17 +168,6 @@ void GraphWalk::meet(uint32_t node, float score, size_t width) {
     std::push_heap(best_.begin(), best_.end(), std::greater<uint64_t>());
     waiting_.push_back(key);
     std::push_heap(waiting_.begin(), waiting_.end());
-}
-
-// Meets the neighbors of a node.
-void GraphWalk::visit(const StoredGraph& graph, uint32_t node, size_t width) {
-    const Neighbors neighbors = graph.neighbors(node, 0);
-    fresh_.clear();
-    for (size_t i = 0; i < neighbors.size; ++i) {
-        if (met_.add(neighbors[i])) fresh_.push_back(neighbors[i]);
-    }
-    score(graph, fresh_);
-    for (size_t i = 0; i < fresh_.size(); ++i) meet(fresh_[i], scores_[i], width);
 }
 
 }  // namespace lightir

@@ -14,15 +14,23 @@ namespace lightir {
 class MetNodes {
 public:
     void clear();
-    // Adds a node; returns whether it is new.
-    bool add(uint32_t node) {
-        size_t place = place_of(node);
-        for (; table_[place] != none; place = (place + 1) & (table_.size() - 1)) {
-            if (table_[place] == node) return false;
+    // Adds the neighbors of a node and writes those that are new.
+    void add(const Neighbors& neighbors, std::vector<uint32_t>& fresh) {
+        fresh.resize(neighbors.size);
+        while (2 * (n_ + neighbors.size) > table_.size()) grow();
+        uint32_t* const table = table_.data();
+        const size_t last = table_.size() - 1;
+        size_t n = 0;
+        for (size_t i = 0; i < neighbors.size; ++i) {
+            const uint32_t node = neighbors[i];
+            size_t place = place_of(node);
+            while (table[place] != none && table[place] != node) place = (place + 1) & last;
+            fresh[n] = node;
+            n += table[place] == none;
+            table[place] = node;
         }
-        table_[place] = node;
-        if (2 * ++n_ > table_.size()) grow();
-        return true;
+        fresh.resize(n);
+        n_ += n;
     }
 
 private:
@@ -37,32 +45,56 @@ private:
     unsigned shift_ = 0;
 };
 
-// Walks graphs for one query, and keeps its buffers between them.
-class GraphWalk {
+// A vector that is compared with those of graphs.
+class GraphQuery {
 public:
-    // query: (dim,) finite numbers, kept by reference. It may be narrower than the vectors.
-    GraphWalk(const float* query, size_t dim);
+    // Takes (dim,) finite numbers, which it keeps by reference. They may be fewer than the columns of the vectors.
+    void set(const float* query, size_t dim);
+    // Takes the vector of a node.
+    void set(const GraphView& graph, uint32_t node);
 
-    // Returns at most `width` rows near the query, best first: by approximate score down, then by row up.
-    //
-    // From the entry point the walk steps to the best neighbor, while that is better, level by level. At level 0 it keeps the
-    // `width` best of the nodes that it has met. It visits the best of them that it has not visited, and meets that node's
-    // neighbors, until it has visited all. int8 vectors are scored by exact products with the query as int8, which is made of it as
-    // usearch makes the vectors of rows: divided by its length, times 127, without what is behind the point. float16 vectors are
-    // scored as dense rows are.
-    std::vector<Hit> nearest(const StoredGraph& graph, size_t width);
+    // Writes the scores of nodes. int8 vectors are scored by exact products with the query as int8, which is made of it as those of
+    // rows are: divided by its length, times 127, without what is behind the point. float16 vectors are scored as dense rows are.
+    void score(const GraphView& graph, Span<uint32_t> nodes, float* scores) const;
+    // The query is approximately this number times its int8 values.
+    double unit() const { return unit_; }
 
 private:
-    uint32_t descend(const StoredGraph& graph);
-    void score(const StoredGraph& graph, const std::vector<uint32_t>& nodes);
-    void meet(uint32_t node, float score, size_t width);
-    void visit(const StoredGraph& graph, uint32_t node, size_t width);
-
-    const float* query_;
-    size_t dim_;
-    double unit_ = 0.0;  // the query is approximately unit_ * bytes_
+    const float* query_ = nullptr;
+    size_t dim_ = 0;
+    double unit_ = 0.0;
     int32_t sum_ = 0;
     std::vector<int8_t> bytes_;
+    std::vector<float> floats_;
+};
+
+// Walks graphs for one query at a time, and keeps its buffers between them.
+class GraphWalk {
+public:
+    GraphWalk() = default;
+    // query: see GraphQuery.
+    GraphWalk(const float* query, size_t dim) { query_.set(query, dim); }
+    // Makes the vector of a node the query.
+    void set(const GraphView& graph, uint32_t node) { query_.set(graph, node); }
+
+    // Returns at most `width` rows near the query, best first: by approximate score down, then by row up.
+    std::vector<Hit> nearest(const StoredGraph& graph, size_t width);
+
+    // Steps from the entry point to the best neighbor, while that is better, at each level above the given one. Returns the key
+    // of the last node.
+    uint64_t descend(const GraphView& graph, size_t level);
+
+    // Returns the keys of at most `width` nodes near the query, best first, from those of some nodes.
+    //
+    // The walk keeps the `width` best of the nodes that it has met. It visits the best of them that it has not visited, and meets
+    // that node's neighbors, until it has visited all.
+    const std::vector<uint64_t>& nearest(const GraphView& graph, size_t level, size_t width, const std::vector<uint64_t>& starts);
+
+private:
+    void score(const GraphView& graph);
+    void meet(uint64_t key, size_t width);
+
+    GraphQuery query_;
     MetNodes met_;
     std::vector<uint64_t> best_;     // the keys of the best nodes, a heap with the worst first
     std::vector<uint64_t> waiting_;  // the keys of nodes that are not visited, a heap with the best first

@@ -64,6 +64,12 @@ protected:
     FirstOrds firsts_;
 };
 
+// Returns the kind of the vectors of a graph.
+inline Element graph_element(const std::string& name) {
+    if (name != "int8" && name != "float16") throw InvalidInput("a graph has int8 or float16 vectors");
+    return name == "int8" ? Element::int8 : Element::float16;
+}
+
 // A graph over the dense rows of a segment, which keeps its bytes.
 class KeptGraph {
 public:
@@ -71,8 +77,7 @@ public:
     KeptGraph& operator=(const KeptGraph&) = delete;
     KeptGraph(nb::object stored, const std::string& element, size_t width, size_t n_rows, size_t most_neighbors) {
         const Span<uint8_t> bytes = kept_.keep(stored, "stored", 1).span<uint8_t>();
-        if (element != "int8" && element != "float16") throw InvalidInput("a graph has int8 or float16 vectors");
-        const Element kind = element == "int8" ? Element::int8 : Element::float16;
+        const Element kind = graph_element(element);
         const nb::gil_scoped_release released;
         graph_ = std::make_unique<StoredGraph>(bytes, GraphShape{kind, width, n_rows, most_neighbors});
     }

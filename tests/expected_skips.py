@@ -28,7 +28,6 @@ EXPECTED = {
     r"could not import '(openai|huggingface_hub|schemathesis|playwright)': .*": ("light", "lowest"),
     r"could not import '(torchao|bitsandbytes|model2vec|sentence_transformers)[\w.]*': .*": ("light", "lowest"),
     r"needs the extra train": ("light",),
-    r"one fixture has a graph": ("light", "lowest"),
     r"the extra gpu is not installed|neither TRITON_INTERPRET=1 nor a GPU|TRITON_INTERPRET is not 1": (
         "light",
         "lowest",

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -20,6 +21,7 @@
 #include "errors.hpp"
 #include "expansions.hpp"
 #include "expect.hpp"
+#include "graph_builder.hpp"
 #include "graph_bytes.hpp"
 #include "graph_search.hpp"
 #include "parallel.hpp"
@@ -185,6 +187,23 @@ Bytes whole_search(const Data& data, size_t n_threads) {
     return out;
 }
 
+// Every tenth vector is zero. The bytes are an array of exactly the size that the builder asks for.
+Bytes graph_building(const Data& data, size_t n_threads) {
+    const GraphShape shape{Element::int8, data.width, data.n_docs, 4};
+    Bytes bytes(GraphBuilder::most_bytes(data.n_docs, shape));
+    for (size_t i = 0; i < data.rows.size(); ++i) {
+        const float value = i / data.width % 10 == 0 ? 0.0f : 20.0f * data.rows[i];
+        bytes[graph_layout::matrix_head + i] = static_cast<uint8_t>(static_cast<int8_t>(value));
+    }
+    std::vector<uint32_t> rows(data.n_docs);
+    std::iota(rows.begin(), rows.end(), 0u);
+    GraphBuilder builder(bytes.data(), span(rows), shape, 16);
+    while (builder.add(n_threads) > 0) {}
+    bytes.resize(builder.n_bytes());
+    const StoredGraph checked(span(bytes), shape);  // throws if a number is out of bounds
+    return bytes;
+}
+
 Bytes graph_search(const Data& data, size_t n_threads) {
     static const GraphBytes stored = [] {
         std::vector<int16_t> levels(Data::n_docs, 0);
@@ -235,6 +254,7 @@ Bytes tokenization(const Data& data, size_t n_threads) {
 
 const std::vector<std::pair<std::string, Bytes (*)(const Data&, size_t)>> functions{
     {"dense search", dense_search},
+    {"building of a graph", graph_building},
     {"a search by graphs", graph_search},
     {"a search over two branches", whole_search},
     {"query encoding", query_encoding},

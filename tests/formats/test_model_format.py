@@ -90,7 +90,6 @@ def test_the_table_of_formats_has_the_versions_of_the_code() -> None:
 
 
 def test_the_script_writes_the_fixtures_of_this_version(tmp_path: Path) -> None:
-    pytest.importorskip("usearch", reason="one fixture has a graph")
     out = tmp_path / "fixtures"
     subprocess.run([sys.executable, FORMATS / "make.py", out], check=True, capture_output=True, text=True)
     newest = FORMATS / RELEASES[-1]

@@ -9,7 +9,6 @@ decided without lightir's checksums: SQLite alone then reads the same rows, and 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import json
 import os
@@ -46,8 +45,7 @@ def write_index(folder: Path) -> Path:
     """Write an index with every kind of file and every kind of page, and return its folder."""
     encoder = write_folder(folder / "encoder", word_contract(), {name: {"embeddings": word_table()} for name in "ab"})
     index = folder / "index"
-    graphs = importlib.util.find_spec("usearch") is not None
-    options = IndexOptions(analyzer="words", dense_dtype="fp16+int8", dense_graph=graphs)
+    options = IndexOptions(analyzer="words", dense_dtype="fp16+int8", dense_graph=True)
     with patch("lightir.index.segments.segment_writer.LEAST_DOCUMENTS", 1):  # otherwise a small segment gets no graph
         with IndexWriter.create(index, options=options, contract=word_contract(), query_encoder=encoder) as writer:
             metadata = {"n": 1, "tags": ["a", "ü"], "deep": {"x": None}}

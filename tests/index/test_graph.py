@@ -19,11 +19,12 @@ import pytest
 
 from factories import make_contract
 from lightir import kernel
-from lightir.errors import FormatError, MissingExtra
+from lightir.errors import FormatError
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, change
 from lightir.index import build as build_module
 from lightir.index.segments import graph, segment_writer
 from lightir.index.segments.graph import build_graph, graph_top_k, open_graph
+from lightir.kernel.graph_reference import read_graph
 from lightir.kernel.segments import ScannedRows, WalkCosts
 from lightir.search import Searcher, SearchOptions
 from lightir.search.branches import BranchSearch, EncodedQueries
@@ -35,22 +36,13 @@ DIM = 8
 N = 300
 COSTS = WalkCosts(24, 1)
 
-without_usearch = pytest.mark.usefixtures("no_usearch")
-
 
 @pytest.fixture
 def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build and search graphs for segments of any size; skip without usearch, which builds them."""
-    pytest.importorskip("usearch")
+    """Build and search graphs for segments of any size."""
     monkeypatch.setattr(segment_writer, "LEAST_DOCUMENTS", 20)
     monkeypatch.setattr(graph, "CANDIDATE_COST", 1)
     monkeypatch.setattr(graph, "SEARCH_CANDIDATES", 24)
-
-
-@pytest.fixture
-def no_usearch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that usearch is not installed."""
-    monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
 
 
 def unit_rows(n: int, seed: int, center: float = 0.0) -> npt.NDArray[np.float16]:
@@ -111,10 +103,39 @@ def test_scores_and_order_are_the_scan_s(dtype: str, length: float) -> None:
         assert len(set(places.tolist()) & set(true.tolist())) >= 7
 
 
-@pytest.mark.usefixtures("small_graphs")
-def test_the_same_rows_give_the_same_bytes() -> None:
-    graphs = [build_graph(unit_rows(N, 1), None, np.ones(N, np.bool_))[0] for _ in range(2)]
+def test_the_same_rows_give_the_same_bytes_with_any_number_of_threads() -> None:
+    graphs = [build_graph(unit_rows(N, 1), None, np.ones(N, np.bool_), threads=threads)[0] for threads in (1, 3)]
     np.testing.assert_array_equal(*graphs)
+
+
+def test_rows_of_length_1_become_bytes_and_others_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vectors are made in pieces, of which one alone decides."""
+    monkeypatch.setattr(graph, "ROWS_AT_ONCE", 7)
+    stored = unit_rows(40, 1)
+    data, facts = build_graph(stored, None, np.ones(40, np.bool_))
+    wide = stored.astype(np.float64)
+    expected = np.trunc(wide / np.linalg.norm(wide, axis=1, keepdims=True) * 127)
+    assert facts.element == "i8"
+    np.testing.assert_array_equal(read_graph(data, "int8").vectors, expected)
+    stored[33] *= 2
+    data, facts = build_graph(stored, None, np.ones(40, np.bool_))
+    assert facts.element == "f16"
+    np.testing.assert_array_equal(read_graph(data, "float16").vectors, stored)
+
+
+def test_usearch_reads_the_graph_and_finds_nearly_what_the_kernel_finds() -> None:
+    index_type = pytest.importorskip("usearch.index").Index
+    stored = unit_rows(N, 1)
+    data, facts = build_graph(stored, None, np.arange(N) % 3 > 0)
+    peer = index_type.restore(data.tobytes())
+    queries = unit_rows(20, 2).astype(np.float32)
+    rows = ScannedRows(stored, graph=open_graph(data, (N, DIM), facts))
+    results = graph_top_k(rows, queries, 5, costs=WalkCosts(64, 1), allowed=kernel.pack_bitmap(np.arange(N) % 3 > 0))
+    shared = [
+        len({*ranked.doc_ords.tolist()} & {*peer.search(query, 5, exact=False).keys.tolist()})
+        for query, ranked in zip(queries, results, strict=True)
+    ]
+    assert np.mean(shared) > 4.5
 
 
 @pytest.mark.parametrize("n_allowed", [1, 9, 10, 11, 150])
@@ -293,30 +314,10 @@ def test_codes_of_rows_change_no_result(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_small_segments_have_no_graph(tmp_path: Path) -> None:
-    pytest.importorskip("usearch")
     build(tmp_path / "index", shard(unit_rows(50, 1)))
     with Index.open(tmp_path / "index") as index:
         assert index.info().dense_graph is None
         assert len(dense_top(index, np.ones((1, DIM), np.float32), 10)[0]) == 10
-
-
-@without_usearch
-def test_a_graph_asks_for_the_extra_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(MissingExtra, match=r"lightir\[ann\]"):
-        build(tmp_path / "index", shard(unit_rows(50, 1)))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("small_graphs")
-def test_graphs_are_searched_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(tmp_path / "index", shard(unit_rows(N, 1)))
-    query = np.ones((1, DIM), np.float32)
-    with Index.open(tmp_path / "index") as index:
-        before = dense_top(index, query, 5)
-    monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setitem(sys.modules, "usearch", None)
-    with Index.open(tmp_path / "index") as index:
-        assert dense_top(index, query, 5) == before
 
 
 @pytest.mark.usefixtures("small_graphs")
@@ -342,7 +343,6 @@ def test_a_damaged_graph_is_named_before_it_is_walked(tmp_path: Path, at: float)
 
 def test_a_graph_with_patched_numbers_ends_no_process() -> None:
     """A patched graph may come with a patched checksum: 40 numbers of each kind, each with 14 values."""
-    pytest.importorskip("usearch")
     script = Path(__file__).with_name("patched_graphs.py")
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -399,6 +399,6 @@ def test_rows_of_different_lengths_are_found_by_their_inner_products() -> None:
 
 
 def test_a_graph_of_unknown_numbers_is_refused() -> None:
-    facts = graph.GraphFacts(N, 1.0, 1, "b1", "usearch 2")
+    facts = graph.GraphFacts(N, 1.0, 1, "b1", "lightir 0.1")
     with pytest.raises(FormatError, match="'b1', which are unknown"):
         open_graph(np.zeros(200, np.uint8), (N, DIM), facts)

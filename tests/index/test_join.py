@@ -347,13 +347,12 @@ def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_piece_gets_its_graph_when_it_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("usearch")
     monkeypatch.setattr(segment_writer, "LEAST_DOCUMENTS", 10)
     calls: list[int] = []
 
-    def counted(rows: Any, scales: Any, wanted: Any) -> Any:
+    def counted(rows: Any, scales: Any, wanted: Any, **more: Any) -> Any:
         calls.append(int(wanted.sum()))
-        return graph.build_graph(rows, scales, wanted)
+        return graph.build_graph(rows, scales, wanted, **more)
 
     monkeypatch.setattr(segment_writer, "build_graph", counted)
     shards = [shard(range(i, i + 20), i) for i in range(0, 60, 20)]

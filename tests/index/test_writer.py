@@ -548,7 +548,6 @@ def test_more_filters_than_are_kept_are_answered_again(folder: Path) -> None:
 
 
 def test_an_empty_index_keeps_its_options(tmp_path: Path) -> None:
-    pytest.importorskip("usearch")
     options = IndexOptions(
         dense_dim=2, dense_dtype="int8", sparse_top_k=3, dense_graph=True, analyzer="words", segment_documents=7
     )

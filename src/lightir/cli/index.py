@@ -220,7 +220,7 @@ def _add_branches(group: Arguments) -> None:
     group.add_argument(
         "--dense-graph",
         action="store_true",
-        help="build an HNSW graph per large segment: dense search is faster and approximate; requires lightir[ann]",
+        help="build an HNSW graph per large segment: dense search is faster and approximate",
     )
     group.add_argument(
         "--sparse-top-k",

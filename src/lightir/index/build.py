@@ -24,7 +24,6 @@ from lightir.index.index_record import ENCODER_FILES, INDEX_VERSION
 from lightir.index.intake import GATHERED_DOCUMENTS, Intake, require_shard, sliced
 from lightir.index.merging import joining_bar
 from lightir.index.reader import Index, IndexInfo
-from lightir.index.segments.graph import require_usearch
 from lightir.index.segments.join import Join
 from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.rows import DocumentRows
@@ -89,14 +88,11 @@ def build_index(
         ContractMismatch: contract and query encoder belong to different models.
         AlreadyExists: `out` exists and overwrite is off.
         IndexLocked: the index to replace has a writer; the message names its process.
-        MissingExtra: dense_graph requires usearch.
         WriteFailed: the disk is full or broken; nothing is left behind, and an existing index is unchanged.
         OutcomeUnknown: the new index is in its place, but a power failure may undo that.
         StorageError: the system refuses to read the vectors or the query encoder.
     """
     options = options or IndexOptions()
-    if options.dense_graph:
-        require_usearch()
     if isinstance(source, Path | str):
         source = VectorsReader(source)
         contract = contract or source.contract
@@ -243,7 +239,13 @@ class _Build:
                 if len(group) > 1 or opened[0].mean_length != self._mean or options.dense_graph:
                     documents = Join([(segment.rows(), np.arange(len(segment))) for segment in opened])
                     joined = write_segment(
-                        self.folder, documents, number=aside, mean=self._mean, options=options, on_bytes=bar.update
+                        self.folder,
+                        documents,
+                        number=aside,
+                        mean=self._mean,
+                        options=options,
+                        on_bytes=bar.update,
+                        progress=progress,
                     )
                     for piece in group:
                         shutil.rmtree(self._folder_of(piece))

@@ -102,13 +102,26 @@ def _join(view: View, segments: Sequence[LiveSegment], mean: float, progress: bo
     groups = packed([(live.segment.rows(), live.places) for live in segments], view.options.segment_documents)
     with joining_bar("compact", progress) as bar:
         for parts in groups:
-            _write(view, parts, mean, on_bytes=bar.update)
+            _write(view, parts, mean, on_bytes=bar.update, progress=progress)
 
 
 def _write(
-    view: View, parts: Sequence[Part], mean: float, *, on_bytes: Callable[[int], object] = lambda _: None
+    view: View,
+    parts: Sequence[Part],
+    mean: float,
+    *,
+    on_bytes: Callable[[int], object] = lambda _: None,
+    progress: bool = False,
 ) -> None:
     number = free_number(view.folder, view.store.next_segment())
     documents = Join(parts)
-    written = write_segment(view.folder, documents, number=number, mean=mean, options=view.options, on_bytes=on_bytes)
+    written = write_segment(
+        view.folder,
+        documents,
+        number=number,
+        mean=mean,
+        options=view.options,
+        on_bytes=on_bytes,
+        progress=progress,
+    )
     view.store.add_segment(written)

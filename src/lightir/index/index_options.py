@@ -34,7 +34,6 @@ class IndexOptions:
         sparse_top_k: maximum number of impacts per document; the largest are kept, ties go to the smaller term id.
             None for all.
         dense_graph: build a graph (HNSW) over the dense rows of each large segment, for approximate, faster search.
-            Building it requires usearch, searching it does not.
         analyzer: name of the analyzer of title and text for the tokens branch, see `lightir.analysis.Analyzer`; None
             for an index without tokens branch. "auto" treats each script by its own rules and detects the language of
             Latin words from the first shard; the index stores the answer ("auto-german"). One that is created empty

@@ -62,30 +62,48 @@ def read_graph(stored: npt.NDArray[np.uint8], element: Literal["int8", "float16"
 def nearest(graph: ReadGraph, query: npt.NDArray[np.float32], width: int) -> list[Near]:
     """Return the rows that a walk finds, best first, with their approximate scores."""
     scores, factor = _scores(graph, query)
-    at = graph.entry
-    for level in range(len(graph.neighbors[at]) - 1, 0, -1):
+    start = descend(scores, graph.neighbors, graph.entry, 0)
+    kept = walk(scores, graph.neighbors, [start], 0, width)
+    return [(-float(np.float32(-score * factor)), graph.rows[node]) for score, node in kept]
+
+
+def descend(scores: Sequence[float], neighbors: Sequence[Sequence[Sequence[int]]], entry: int, level: int) -> int:
+    """Return the node at which greedy steps from the entry point end, at each level above the given one."""
+    at = entry
+    for above in range(len(neighbors[at]) - 1, level, -1):
         while True:
-            best = min((-scores[node], node) for node in [at, *graph.neighbors[at][level]])[1]
+            best = min((-scores[node], node) for node in [at, *neighbors[at][above]])[1]
             if best == at:
                 break
             at = best
-    met, visited = {at}, set[int]()
-    kept: list[Near] = [(-scores[at], at)]
+    return at
+
+
+def walk(
+    scores: Sequence[float],
+    neighbors: Sequence[Sequence[Sequence[int]]],
+    starts: Sequence[int],
+    level: int,
+    width: int,
+) -> list[Near]:
+    """Return the nodes that a walk at a level keeps, best first."""
+    met, visited = set(starts), set[int]()
+    kept: list[Near] = heapq.nsmallest(width, [(-scores[node], node) for node in starts])
     while waiting := [node for _, node in kept if node not in visited]:
         visited.add(waiting[0])
-        for node in graph.neighbors[waiting[0]][0]:
+        for node in neighbors[waiting[0]][level]:
             if node not in met:
                 met.add(node)
                 kept.append((-scores[node], node))
         kept = heapq.nsmallest(width, kept)
-    return [(-float(np.float32(-score * factor)), graph.rows[node]) for score, node in kept]
+    return kept
 
 
 def _scores(graph: ReadGraph, query: npt.NDArray[np.float32]) -> tuple[list[float], float]:
     """Return a score of each node, and what it is multiplied by to compare it with those of other graphs."""
     vectors = graph.vectors[:, : len(query)]
     if graph.vectors.dtype == np.float16:
-        return [float(score) for score in _lane_products(vectors.astype(np.float32), query)], 1.0
+        return [float(score) for score in lane_products(vectors.astype(np.float32), query)], 1.0
     values, squares = query.astype(np.float64), 0.0
     for value in values.tolist():
         squares += value * value
@@ -99,7 +117,7 @@ def _scores(graph: ReadGraph, query: npt.NDArray[np.float32]) -> tuple[list[floa
     return products.astype(np.float32).astype(np.float64).tolist(), unit / max(mean, 1.0)
 
 
-def _lane_products(rows: npt.NDArray[np.float32], query: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def lane_products(rows: npt.NDArray[np.float32], query: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return inner products, summed in 32 lanes and then in a tree, as the kernel does."""
     lanes = np.zeros((len(rows), 32), np.float32)
     for strip in np.split(np.pad(rows * query, ((0, 0), (0, -len(query) % 32))), -(-len(query) // 32), axis=1):

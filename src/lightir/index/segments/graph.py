@@ -1,14 +1,13 @@
 """A graph over the dense rows of a segment, for approximate search: HNSW (Malkov & Yashunin, 2018).
 
-usearch builds the graph. The kernel searches it in a memory-mapped file, without usearch, so readers share it and an
-index opens quickly. The graph only proposes candidates. Their scores are computed from the segment's rows and equal
-those of the exact scan to the bit.
+The kernel builds the graph, and searches it in a memory-mapped file, so readers share it and an index opens quickly.
+The graph only proposes candidates. Their scores are computed from the segment's rows and equal those of the exact scan
+to the bit.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,20 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
-from lightir.errors import FormatError, MissingExtra
+from lightir.errors import FormatError
+from lightir.kernel import graphs
 from lightir.kernel.candidates import BoundBranch, BranchList, CandidateSearch, Request
 from lightir.kernel.segments import DenseSegments, ScannedRows, StoredGraph, WalkCosts
+from lightir.provenance import usable_cores
 from lightir.vectors import Floats
+from lightir.version import __version__
 
 NEIGHBORS = 16
+"""Maximum number of neighbors of a node above level 0; at level 0 it is twice as large."""
+
 BUILD_CANDIDATES = 128
-"""Values of usearch's connectivity and expansion_add."""
+"""Number of nodes among which a new node's neighbors are selected."""
 
 SEARCH_CANDIDATES = 128
 """Number of nodes that a search of a graph keeps; a search for more results keeps a quarter more than these."""
 
 ELEMENTS: Mapping[str, Literal["int8", "float16"]] = MappingProxyType({"i8": "int8", "f16": "float16"})
-"""dtypes by usearch's names of the numbers of a graph's vectors."""
+"""dtypes by the names that a manifest has for the numbers of a graph's vectors."""
 
 CANDIDATE_COST = 200
 """Number of int8 rows scanned in the time that the graph takes per candidate, with AVX-512 at 256 columns."""
@@ -38,8 +42,8 @@ CANDIDATE_COST = 200
 LEAST_DOCUMENTS = CANDIDATE_COST * SEARCH_CANDIDATES
 """Minimum number of documents for a graph; scanning a smaller segment costs no more."""
 
-ROWS_AT_ONCE = 65_536
-"""Number of rows added to a graph at a time, as float32."""
+ROWS_AT_ONCE = 8_192
+"""Number of rows converted to a graph's vectors at a time."""
 
 RECALL_K = 10
 RECALL_QUERIES = 100
@@ -54,7 +58,7 @@ class GraphFacts:
         recall: recall of the exact top ten, for queries that are rows of the segment.
         queries: number of these queries.
         element: "i8" if all rows have length 1, else "f16".
-        library: name and version of the library that built the graph.
+        library: name and version of the program that built the graph.
     """
 
     documents: int
@@ -64,48 +68,42 @@ class GraphFacts:
     library: str
 
 
-def require_usearch() -> Any:
-    """Return usearch's index class.
-
-    Raises:
-        MissingExtra: usearch is not installed.
-    """
-    if importlib.util.find_spec("usearch") is None:
-        raise MissingExtra(
-            "usearch is needed to build graphs over dense rows: pip install 'lightir[ann]'; "
-            "to search an index with graphs, it is not needed"
-        )
-    from usearch.index import Index
-
-    return Index
-
-
 def build_graph(
-    rows: npt.NDArray[Any], scales: Floats | None, wanted: npt.NDArray[np.bool_]
+    rows: npt.NDArray[Any],
+    scales: Floats | None,
+    wanted: npt.NDArray[np.bool_],
+    *,
+    threads: int | None = None,
+    on_nodes: Callable[[int], object] = lambda _: None,
 ) -> tuple[npt.NDArray[np.uint8], GraphFacts]:
     """Build a graph over some rows; return its bytes and properties. The same rows give the same bytes.
 
     Args:
         rows: (n, dim) float16 or int8.
         scales: (n,) float32 scales of int8 rows.
-        wanted: (n,) bool, rows to include.
-
-    Raises:
-        MissingExtra: usearch is not installed.
+        wanted: (n,) bool, rows to include, at least one.
+        threads: number of threads; all cores if None. The bytes do not depend on it.
+        on_nodes: called with numbers of rows as they are added.
     """
-    import usearch
-
     keys = np.flatnonzero(wanted)
-    batches = [keys[first : first + ROWS_AT_ONCE] for first in range(0, len(keys), ROWS_AT_ONCE)]
-    element = "i8" if all(_have_length_1(_floats(rows, scales, batch)) for batch in batches) else "f16"
-    graph = _new(rows.shape[1], element)
-    for batch in batches:
-        graph.add(batch.astype(np.uint64), _floats(rows, scales, batch), threads=1)
-    stored = np.frombuffer(graph.save(), dtype=np.uint8)
-    del graph  # it is as large as the saved bytes
+
+    def batches() -> Iterator[Floats]:
+        for first in range(0, len(keys), ROWS_AT_ONCE):
+            yield _floats(rows, scales, keys[first : first + ROWS_AT_ONCE])
+
+    element = "i8" if all(map(_have_length_1, batches())) else "f16"
+    settings = graphs.GraphSettings(ELEMENTS[element], rows.shape[1], NEIGHBORS, BUILD_CANDIDATES)
+    converted: Callable[[Floats], npt.NDArray[Any]] = _bytes_of if element == "i8" else _halves_of
+    stored = graphs.build(
+        keys.astype(np.uint32),
+        map(converted, batches()),
+        settings,
+        threads=threads or usable_cores(),
+        on_nodes=on_nodes,
+    )
     asked = np.linspace(0, len(keys) - 1, min(RECALL_QUERIES, len(keys))).astype(np.int64)
     queries = _floats(rows, scales, keys[asked])
-    library = f"usearch {usearch.__version__}"
+    library = f"lightir {__version__}"
     facts = GraphFacts(len(keys), 0.0, len(asked), element, library)
     walked = ScannedRows(rows, scales, graph=open_graph(stored, (len(rows), rows.shape[1]), facts))
     allowed, always = kernel.pack_bitmap(wanted), WalkCosts(SEARCH_CANDIDATES, 1)
@@ -160,22 +158,23 @@ def mean_recall(facts: Sequence[Mapping[str, Any]]) -> float:
     return round(float(np.average([graph["recall"] for graph in facts], weights=counts)), 4)
 
 
-def _new(dim: int, element: str) -> Any:
-    return require_usearch()(
-        ndim=dim,
-        metric="ip",
-        dtype=element,
-        connectivity=NEIGHBORS,
-        expansion_add=BUILD_CANDIDATES,
-    )
-
-
 def _floats(rows: npt.NDArray[Any], scales: Floats | None, keys: npt.NDArray[np.int64]) -> Floats:
     values = rows[keys].astype(np.float32)
     return values if scales is None else values * scales[keys, None]
 
 
 def _have_length_1(values: Floats) -> bool:
-    """Return whether all rows have length 1. usearch normalizes rows for "i8", which would reorder other rows."""
+    """Return whether all rows have length 1. int8 vectors are normalized, which would reorder other rows."""
     squares = np.einsum("ij,ij->i", values, values)
     return bool(np.all(np.abs(squares - 1) < 0.02))
+
+
+def _bytes_of(values: Floats) -> npt.NDArray[np.int8]:
+    """Return rows of length 127, without what is behind the point, as usearch makes them."""
+    wide = values.astype(np.float64)
+    lengths = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    return np.asarray(wide * 127 / lengths[:, None], np.int8)
+
+
+def _halves_of(values: Floats) -> npt.NDArray[np.float16]:
+    return values.astype(np.float16)

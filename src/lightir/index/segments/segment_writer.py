@@ -29,6 +29,7 @@ from lightir.index.segments.layout import (
     file_of,
     segment_name,
 )
+from lightir.progress import Progress
 
 
 def write_segment(
@@ -39,6 +40,7 @@ def write_segment(
     mean: float,
     options: IndexOptions,
     on_bytes: Callable[[int], object] = lambda _: None,
+    progress: bool = False,
 ) -> StoredSegment:
     """Write documents as a new segment of an index and return its entry for the store.
 
@@ -49,15 +51,16 @@ def write_segment(
         mean: mean document length for which BM25's saturation is stored.
         options: options of the index.
         on_bytes: called with numbers of bytes as they are written.
+        progress: show the progress of building a graph.
     """
     folder = index / SEGMENTS_FOLDER
-    arrays, facts = segment_arrays(documents, folder, mean=mean, options=options)
+    arrays, facts = segment_arrays(documents, folder, mean=mean, options=options, progress=progress)
     checksum = write_arrays(folder / segment_name(number), arrays, facts=facts, on_bytes=on_bytes)
     return StoredSegment(number, len(documents), checksum, None)
 
 
 def segment_arrays(
-    documents: Join, scratch: Path, *, mean: float, options: IndexOptions
+    documents: Join, scratch: Path, *, mean: float, options: IndexOptions, progress: bool = False
 ) -> tuple[dict[str, AnyArray], dict[str, Any]]:
     """Return the arrays of a segment by name, and the facts for its manifest.
 
@@ -66,6 +69,7 @@ def segment_arrays(
         scratch: folder for temporary files, which are unlinked at once.
         mean: mean document length for which BM25's saturation is stored.
         options: options of the index.
+        progress: show the progress of building a graph.
     """
     text, indptr = documents.doc_ids()
     arrays: dict[str, AnyArray] = {
@@ -81,7 +85,8 @@ def segment_arrays(
         encoded = ~documents.pending
         if options.dense_graph and np.count_nonzero(encoded) >= LEAST_DOCUMENTS:
             matrix = mapped(rows, scratch) if isinstance(rows, Streamed) else rows
-            arrays["graph.hnsw"], graph_facts = build_graph(matrix, scales, encoded)
+            with Progress("graph", unit="document", total=int(encoded.sum()), shown=progress) as bar:
+                arrays["graph.hnsw"], graph_facts = build_graph(matrix, scales, encoded, on_nodes=bar.update)
             facts["graph"] = dataclasses.asdict(graph_facts)
         arrays |= _dense_arrays(rows, scales, copies=options.dense_dtype == "fp16+int8")
         if options.dense_dtype == "fp16" and len(documents) > CODED_ABOVE:
