@@ -142,6 +142,17 @@ def test_mining_finds_documents_of_the_same_words(datasets: tuple[Path, Path], t
     assert [path.name for path in tmp_path.iterdir()] == ["negatives.jsonl"]
 
 
+def test_mining_finds_chinese_words_within_sentences(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "chinese", "chinese")
+    texts = {"d1": "北京大学在海淀区", "d2": "海淀区有很多公园", "d3": "今天天气很好"}
+    lines = [json.dumps({"_id": doc_id, "text": text}, ensure_ascii=False) for doc_id, text in texts.items()]
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+    (folder / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "海淀区的大学"}, ensure_ascii=False))
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\n")
+    mine(folder, "train", tmp_path / "negatives.jsonl", n_negatives=3)
+    assert read_negatives(tmp_path / "negatives.jsonl") == {"q": ("d2",)}
+
+
 def test_query_likelihood_mines_what_it_ranks_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_dataset(tmp_path / "uneven", "uneven")
     rng = np.random.default_rng(0)

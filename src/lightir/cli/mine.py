@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightir.analysis import AUTO
 from lightir.cli.arguments import (
     MODEL_HELP,
     Arguments,
@@ -86,9 +87,9 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
     add_task(group)
     group.add_argument(
         "--analyzer",
-        default="english",
+        default=AUTO,
         metavar="NAME",
-        help="text analysis for BM25: english, words, chinese, or another language's name (default %(default)s)",
+        help="text analysis for BM25, as of lightir index (default %(default)s)",
     )
     add_tokens(group, overlap=False)
     add_threads(group)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from lightir.analysis import AUTO
 from lightir.data import Dataset
 from lightir.files import temporary_folder
 from lightir.index import Index, IndexOptions, build_index, document_shards
@@ -49,7 +50,7 @@ def word_finder(
     dataset: Dataset,
     folder: Path,
     *,
-    analyzer: str = "english",
+    analyzer: str = AUTO,
     threads: int = 1,
     smoothing: Smoothing | None = None,
 ) -> Iterator[Finder]:
