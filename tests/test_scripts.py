@@ -18,7 +18,7 @@ from collections_for_training import write_dataset
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import Dataset, read_documents
 from lightir.encode import cache_vocabulary, encode_corpus
-from lightir.eval import evaluate
+from lightir.eval import EvaluationResult, evaluate
 from lightir.index import build_index
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
@@ -94,6 +94,27 @@ def test_a_script_without_a_smallest_run_has_a_test_of_its_own() -> None:
     tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
     for script in SCRIPTS:
         assert smallest(script) is not None or any(script.name in text for text in tests), script.name
+
+
+def test_measures_of_seeds_are_averaged_for_each_query(folders: dict[str, Path], tmp_path: Path) -> None:
+    """measure.py measures a model for each data set and seed."""
+    (tmp_path / "models").mkdir()
+    for seed in ("3", "8"):
+        (tmp_path / "models" / f"tiny-{seed}").symlink_to(folders["model"])
+    options = ["tiny", "--data", folders["data"], "--work", tmp_path / "work", "--out", tmp_path / "found", "--seeds"]
+    options += ["3", "8", "--system", f"BM25={folders['model']}:tokens"]
+    options += ["--system", f"seeds={tmp_path}/models/{{dataset}}-{{seed}}:dense"]
+    script = ROOT / "recipes" / "measure.py"
+    assert run(script, [str(option) for option in options], tmp_path / "printed") == 0, (
+        tmp_path / "printed"
+    ).read_text()
+    record = json.loads((tmp_path / "found.json").read_text())
+    first, second = record["nDCG@10 by seed"]["seeds"]["tiny"]
+    assert first == second == record["measures"]["seeds"]["tiny"]["nDCG@10"]
+    assert "BM25" not in record["nDCG@10 by seed"]
+    averaged = runpy.run_path(str(script))["averaged"]
+    results = [EvaluationResult({"RR": mean}, {"RR": {"a": mean, "b": 0.0}}) for mean in (0.25, 0.75, 0.2)]
+    assert averaged(results[:2]) == EvaluationResult({"RR": 0.5}, {"RR": {"a": 0.5, "b": 0.0}})
 
 
 MANUAL_PAGE = (
