@@ -190,6 +190,14 @@ def _add_queries(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of titles and text spans of each corpus to train on as queries; 0 for none (default %(default)s)",
     )
+    parser.add_argument(
+        "--questions",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of questions about the documents of each corpus, in English, to train on as queries, for "
+        "collections that are asked in questions (default %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -217,6 +225,7 @@ def run(args: argparse.Namespace) -> None:
         held_out=args.test,
         decontamination=rules,
         spans=args.spans,
+        questions=args.questions,
         fields=args.fields,
         table_dtype=args.dtype,
         tokenizer=args.tokenizer,
@@ -260,6 +269,8 @@ def check_teacher(args: argparse.Namespace) -> None:
         return
     if args.phrases:
         raise Misuse("--phrases requires TEACHER, which encodes the phrases")
+    if args.questions:
+        raise Misuse("--questions requires TEACHER, which encodes the questions")
     if not (args.teacher_url or args.vector_file):
         raise Misuse("the teacher is missing: name a model, or give --teacher-url or --vectors")
     if not args.teacher_model:

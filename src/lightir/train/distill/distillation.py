@@ -75,6 +75,8 @@ class DistillationOptions:
             dropped.
         decontamination: similarity to a held-out query from which a query is dropped.
         spans: number of titles and spans of every corpus that serve as queries, without labels; 0 for none.
+        questions: number of questions about the documents of every corpus that serve as queries, without labels; none
+            about documents that are not in English (`pseudo_questions`).
         fields: fields of the corpora, as in `read_documents`.
         table_dtype: dtype of the stored rows.
         tokenizer: tokenizer.json, or a folder with one, whose terms the table has; None for the teacher's own. Queries
@@ -92,6 +94,7 @@ class DistillationOptions:
     held_out: Sequence[Path | str] = ()
     decontamination: DuplicateRules = field(default_factory=DuplicateRules)
     spans: int = 8000
+    questions: int = 0
     fields: Mapping[str, str] | None = None
     table_dtype: TableDtype = "int8"
     tokenizer: Path | str | None = None
@@ -216,16 +219,18 @@ def distill(
     model = load_teacher(teacher, device=options.device)
     terms = _query_terms(model, options.tokenizer)
     read = [_read_corpus(name, path, model.contract, options.fields) for name, path in zip(names, corpora, strict=True)]
-    spans = pseudo_queries({corpus.name: corpus.documents for corpus in read}, options.spans, options.fit.seed)
-    unclean = [*labelled_queries(options.queries), *spans]
-    queries, report = without_held_out(unclean, options.held_out, options.decontamination)
     start = fitted_rows(options.start, teacher, model.contract, terms.policy, terms.tokenizer.hash)
+    documents = {corpus.name: corpus.documents for corpus in read}
+    texts = pseudo_queries(documents, options.spans, options.fit.seed, n_questions=options.questions)
+    unclean = [*labelled_queries(options.queries), *texts]
+    queries, report = without_held_out(unclean, options.held_out, options.decontamination)
     table = fitted_query_table(model, queries, read, terms, options, start=start)
     facts = {
         "teacher": str(teacher),
         "fit": dataclasses.asdict(options.fit),
         "corpora": {corpus.name: len(corpus.documents) for corpus in read},
         "spans": options.spans,
+        "questions": options.questions,
         "queries": len(queries),
         "start": table.start,
         "held_out": None if table.held_out is None else dataclasses.asdict(table.held_out),
@@ -369,7 +374,7 @@ def fitted_query_table(
 
 def _mixtures(queries: Sequence[FitQuery]) -> tuple[float, ...]:
     """Return the parts that the fit may have in the table, beside a fitted start."""
-    return MIXTURES if any(fit_query.kind == "query" for fit_query in queries) else SPAN_MIXTURES
+    return SPAN_MIXTURES if all(fit_query.kind in ("title", "span") for fit_query in queries) else MIXTURES
 
 
 def _fitted_contract(contract: Contract, terms: TableTokenizer, start: StartTable | None) -> Contract:

@@ -1,4 +1,4 @@
-"""Queries that a table is fitted to: labeled queries, spans and titles, none close to a held-out query; and phrases."""
+"""Queries that a table is fitted to: labeled ones, spans, titles and questions, none close to a held-out query."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lightir.data import (
     title_pairs,
 )
 from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.train.distill.pseudo_questions import questions
 from lightir.types import Document, Query
 
 
@@ -38,9 +39,9 @@ class FitQuery:
 
     @property
     def kind(self) -> str:
-        """ "title", "span", or "query" for one that is no part of a document."""
+        """ "title", "span", "question" for one made from a document, or "query" for one that was given."""
         kind = self.query.query_id.partition(":")[0]
-        return kind if kind in ("title", "span") and not self.positive_ids else "query"
+        return kind if kind in ("title", "span", "question") and not self.positive_ids else "query"
 
 
 def read_phrases(path: Path | str) -> list[str]:
@@ -77,17 +78,27 @@ def labelled_queries(paths: Iterable[Path | str]) -> list[FitQuery]:
     return queries
 
 
-def pseudo_queries(documents: dict[str, list[Document]], per_corpus: int, seed: int) -> list[FitQuery]:
-    """Draw spans and titles of each corpus, at most `per_corpus` of each, from the seed."""
+def pseudo_queries(
+    documents: dict[str, list[Document]], per_corpus: int, seed: int, *, n_questions: int = 0
+) -> list[FitQuery]:
+    """Draw spans and titles of each corpus, and make questions, from the seed.
+
+    Args:
+        documents: documents by the name of the corpus.
+        per_corpus: maximum number of spans and titles of a corpus in all.
+        seed: seed of the draw.
+        n_questions: maximum number of questions about the documents of a corpus.
+    """
     queries: list[FitQuery] = []
     rng = np.random.default_rng(seed)
     for name, corpus in documents.items():
-        if not per_corpus or not corpus:
+        if not (per_corpus or n_questions) or not corpus:
             continue
-        per_document = -(-per_corpus // len(corpus))
+        per_document = max(1, -(-per_corpus // len(corpus)))
         pairs = [*span_pairs(corpus, rng, per_document=per_document), *title_pairs(corpus)]
+        asked = questions(corpus, rng, n=n_questions) if n_questions else []
         chosen = np.sort(rng.permutation(len(pairs))[:per_corpus])
-        queries += [FitQuery(pairs[i].query, name) for i in chosen]
+        queries += [FitQuery(query, name) for query in [*(pairs[i].query for i in chosen), *asked]]
     return queries
 
 

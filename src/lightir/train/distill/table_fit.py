@@ -57,12 +57,15 @@ def ridge_table(
         config: settings of the fit.
         fitted_start: whether the start is a fitted table.
     """
-    rows = torch.from_numpy(start.rows)
-    require_rows(queries, targets, len(rows))
+    require_rows(queries, targets, len(start.rows))
     portions = _portions(start, queries)
-    shares, transposed = _share_matrices(queries, portions, len(rows))
+    # A collection's queries have a tenth of the rows of a large table: only these take part in the iterations.
+    used, positions = np.unique(queries.term_ids, return_inverse=True)
+    entries = Ragged(positions.astype(np.uint32), queries.indptr)
+    shares, transposed = _share_matrices(entries, portions, len(used))
     goal = torch.from_numpy(np.ascontiguousarray(targets, dtype=np.float32))
-    means = shares @ rows
+    rows = torch.from_numpy(start.rows)
+    means = shares @ rows[torch.from_numpy(used.astype(np.int64))]
     if fitted_start:
         mapping = torch.eye(means.shape[1]) * float((means * goal).sum() / (means * means).sum().clamp_min(1e-12))
     else:
@@ -70,11 +73,11 @@ def ridge_table(
         # The map is overdetermined many times; the small weight only guards against a start of low rank.
         weight = 1e-3 * float(gram.diagonal().mean()) + 1e-12
         mapping = torch.linalg.solve(gram + weight * torch.eye(len(gram)), means.T @ goal)
-    mapped = rows @ mapping
     right = transposed @ (goal - means @ mapping)
-    diagonal = torch.from_numpy(_squared_shares(queries, portions, len(rows)))[:, None] + config.ridge
-    rest = _conjugate_gradient(shares, transposed, right, diagonal, config)
-    return FittedRows(np.asarray((mapped + rest).numpy(), dtype=np.float32), start.gate)
+    diagonal = torch.from_numpy(_squared_shares(entries, portions, len(used)))[:, None] + config.ridge
+    fitted = np.asarray((rows @ mapping).numpy(), dtype=np.float32)
+    fitted[used] += _conjugate_gradient(shares, transposed, right, diagonal, config).numpy()
+    return FittedRows(fitted, start.gate)
 
 
 def bigrams_by_error(
