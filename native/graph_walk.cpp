@@ -15,6 +15,7 @@ namespace {
 constexpr size_t fewest_places = 4096, most_kept_places = 16384;
 constexpr uintptr_t line = 64;  // bytes that a cache fetches at once
 constexpr double byte_limit = 127.0;
+constexpr size_t width_above = 32;  // number of nodes that a search keeps at each level above 0
 
 // Prefetches the lines that hold some bytes.
 inline void fetch(const uint8_t* first, size_t n_bytes) {
@@ -95,7 +96,9 @@ void GraphQuery::score(const GraphView& graph, Span<uint32_t> nodes, float* scor
 }
 
 std::vector<Hit> GraphWalk::nearest(const StoredGraph& graph, size_t width) {
-    const std::vector<uint64_t>& keys = nearest(graph, 0, width, {descend(graph, 0)});
+    std::vector<uint64_t> starts{descend(graph, graph.highest_level())};
+    for (size_t level = graph.highest_level(); level > 0; --level) starts = nearest(graph, level, width_above, starts);
+    const std::vector<uint64_t>& keys = nearest(graph, 0, width, starts);
     const bool of_bytes = graph.shape().element == Element::int8;
     const double factor = of_bytes ? query_.unit() / graph.mean_length() : 1.0;
     std::vector<Hit> found;

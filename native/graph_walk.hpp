@@ -77,7 +77,8 @@ public:
     // Makes the vector of a node the query.
     void set(const GraphView& graph, uint32_t node) { query_.set(graph, node); }
 
-    // Returns at most `width` rows near the query, best first: by approximate score down, then by row up.
+    // Returns at most `width` rows near the query, best first: by approximate score down, then by row up. The walk of each level
+    // starts from the nodes that the walk of the level above keeps: one node alone is often in another cluster than the query.
     std::vector<Hit> nearest(const StoredGraph& graph, size_t width);
 
     // Steps from the entry point to the best neighbor, while that is better, at each level above the given one. Returns the key

@@ -15,6 +15,7 @@ from lightir.kernel.segments import WalkCosts
 
 HEAD_BYTES, HEADER_BYTES, NODE_HEAD = 64, 40, 10
 MEASURED = 64
+WIDTH_ABOVE = 32
 
 Near = tuple[float, int]
 """A score with its sign turned, and a node or a document, so that the best one is the least."""
@@ -62,8 +63,10 @@ def read_graph(stored: npt.NDArray[np.uint8], element: Literal["int8", "float16"
 def nearest(graph: ReadGraph, query: npt.NDArray[np.float32], width: int) -> list[Near]:
     """Return the rows that a walk finds, best first, with their approximate scores."""
     scores, factor = _scores(graph, query)
-    start = descend(scores, graph.neighbors, graph.entry, 0)
-    kept = walk(scores, graph.neighbors, [start], 0, width)
+    starts = [graph.entry]
+    for level in range(len(graph.neighbors[graph.entry]) - 1, 0, -1):
+        starts = [node for _, node in walk(scores, graph.neighbors, starts, level, WIDTH_ABOVE)]
+    kept = walk(scores, graph.neighbors, starts, 0, width)
     return [(-float(np.float32(-score * factor)), graph.rows[node]) for score, node in kept]
 
 
