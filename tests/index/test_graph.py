@@ -124,10 +124,12 @@ def test_rows_of_length_1_become_bytes_and_others_halves(monkeypatch: pytest.Mon
 
 
 def test_usearch_reads_the_graph_and_finds_nearly_what_the_kernel_finds() -> None:
-    index_type = pytest.importorskip("usearch.index").Index
+    pytest.importorskip("usearch")
+    from usearch.index import Index as PeerIndex
+
     stored = unit_rows(N, 1)
     data, facts = build_graph(stored, None, np.arange(N) % 3 > 0)
-    peer = index_type.restore(data.tobytes())
+    peer = PeerIndex.restore(data.tobytes())
     queries = unit_rows(20, 2).astype(np.float32)
     rows = ScannedRows(stored, graph=open_graph(data, (N, DIM), facts))
     results = graph_top_k(rows, queries, 5, costs=WalkCosts(64, 1), allowed=kernel.pack_bitmap(np.arange(N) % 3 > 0))
