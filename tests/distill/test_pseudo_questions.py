@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from lightir.cli import main
+from lightir.errors import InvalidInput
 from lightir.files import read_json
+from lightir.train.distill.distillation import DistillationOptions
 from lightir.train.distill.fit_queries import pseudo_queries
 from lightir.train.distill.pseudo_questions import PATTERNS, questions, subject
 from lightir.types import Document
@@ -90,16 +92,28 @@ def test_the_subject_ends_before_the_first_verb(text: str, expected: str) -> Non
     assert subject(text) == expected
 
 
-def test_questions_are_added_to_the_spans_of_a_corpus() -> None:
-    spans = [query for query in pseudo_queries({"rocks": DOCUMENTS}, 30, 0) if query.kind == "span"]
-    both = pseudo_queries({"rocks": DOCUMENTS}, 30, 0, n_questions=20)
-    assert [query.kind for query in both] == ["span"] * len(spans) + ["question"] * 20
-    alone = pseudo_queries({"rocks": DOCUMENTS}, 0, 0, n_questions=20)
-    assert [query.kind for query in alone] == ["question"] * 20
-    german = [
-        Document(f"d{number}", f"Das ist der Stein {number} und auch nicht der von dem Haus") for number in range(40)
-    ]
-    assert pseudo_queries({"steine": german}, 0, 0, n_questions=20) == []
+@pytest.mark.parametrize(("n_questions", "n_spans"), [(0, 30), (20, 10), (30, 0)])
+def test_questions_take_the_place_of_spans(n_questions: int, n_spans: int) -> None:
+    made = pseudo_queries({"rocks": DOCUMENTS}, 30, 0, n_questions=n_questions)
+    assert [query.kind for query in made] == ["span"] * n_spans + ["question"] * n_questions
+
+
+def test_spans_take_the_place_of_questions_in_another_language() -> None:
+    text = "Das ist der Stein {} und auch nicht der von dem Haus, in dem wir wohnen"
+    german = [Document(f"d{number}", text.format(number)) for number in range(40)]
+    assert [query.kind for query in pseudo_queries({"steine": german}, 30, 0, n_questions=20)] == ["span"] * 30
+
+
+@pytest.mark.parametrize("questions", [-1, 31])
+def test_more_questions_than_texts_are_refused(questions: int) -> None:
+    with pytest.raises(InvalidInput, match=f"questions is {questions}; expected 0 to 30"):
+        DistillationOptions(spans=30, questions=questions)
+
+
+def test_half_of_the_texts_are_questions_beside_a_fitted_start() -> None:
+    assert DistillationOptions(spans=31).n_questions(fitted_start=True) == 15
+    assert DistillationOptions(spans=31).n_questions(fitted_start=False) == 0
+    assert DistillationOptions(spans=31, questions=9).n_questions(fitted_start=False) == 9
 
 
 def test_a_command_fits_a_table_to_questions(tmp_path: Path) -> None:
@@ -108,4 +122,4 @@ def test_a_command_fits_a_table_to_questions(tmp_path: Path) -> None:
     texts = ["--spans", "30", "--questions", "20", "--set", "steps=2"]
     assert main(["distill", str(teacher), "--corpus", str(corpus), *texts, "-o", str(tmp_path / "m")]) == 0
     facts = read_json(tmp_path / "m" / "distillation.json")
-    assert (facts["spans"], facts["questions"], facts["queries"]) == (30, 20, 50)
+    assert (facts["spans"], facts["questions"], facts["queries"]) == (30, 20, 30)

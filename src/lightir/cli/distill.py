@@ -165,7 +165,7 @@ def _add_queries(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="file of training queries, or a BEIR folder, whose training qrels are used too; repeat for more (default: "
-        "text spans only)",
+        "only those of --spans)",
     )
     parser.add_argument(
         "--test",
@@ -188,15 +188,15 @@ def _add_queries(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=8000,
         metavar="N",
-        help="number of titles and text spans of each corpus to train on as queries; 0 for none (default %(default)s)",
+        help="number of titles, text spans and questions of each corpus to train on as queries; 0 for none (default "
+        "%(default)s)",
     )
     parser.add_argument(
         "--questions",
         type=int,
-        default=0,
         metavar="N",
-        help="number of questions about the documents of each corpus, in English, to train on as queries, for "
-        "collections that are asked in questions (default %(default)s)",
+        help="number of these that are questions about the documents, in corpora in English (default: half of "
+        "--spans if the fit starts from a fitted table, otherwise none)",
     )
 
 
@@ -269,8 +269,8 @@ def check_teacher(args: argparse.Namespace) -> None:
         return
     if args.phrases:
         raise Misuse("--phrases requires TEACHER, which encodes the phrases")
-    if args.questions:
-        raise Misuse("--questions requires TEACHER, which encodes the questions")
+    if args.questions and not args.teacher_url:
+        raise Misuse("--questions requires TEACHER or --teacher-url, which encode the questions")
     if not (args.teacher_url or args.vector_file):
         raise Misuse("the teacher is missing: name a model, or give --teacher-url or --vectors")
     if not args.teacher_model:

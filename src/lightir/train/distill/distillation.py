@@ -74,9 +74,10 @@ class DistillationOptions:
         held_out: BEIR folders with queries that the fit must not see: queries close to one of any split but train are
             dropped.
         decontamination: similarity to a held-out query from which a query is dropped.
-        spans: number of titles and spans of every corpus that serve as queries, without labels; 0 for none.
-        questions: number of questions about the documents of every corpus that serve as queries, without labels; none
-            about documents that are not in English (`pseudo_questions`).
+        spans: number of titles, spans and questions of every corpus that serve as queries, without labels; 0 for none.
+        questions: number of them that are questions about the documents (`pseudo_questions`). None for half if the fit
+            starts from a fitted table, and for none otherwise. Titles and spans take their place in corpora that are
+            not in English. Stored vectors alone have none.
         fields: fields of the corpora, as in `read_documents`.
         table_dtype: dtype of the stored rows.
         tokenizer: tokenizer.json, or a folder with one, whose terms the table has; None for the teacher's own. Queries
@@ -94,7 +95,7 @@ class DistillationOptions:
     held_out: Sequence[Path | str] = ()
     decontamination: DuplicateRules = field(default_factory=DuplicateRules)
     spans: int = 8000
-    questions: int = 0
+    questions: int | None = None
     fields: Mapping[str, str] | None = None
     table_dtype: TableDtype = "int8"
     tokenizer: Path | str | None = None
@@ -102,6 +103,23 @@ class DistillationOptions:
     phrases: Path | str | None = None
     work: Path | str | None = None
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse more questions than texts.
+
+        Raises:
+            InvalidInput: there are.
+        """
+        if self.questions is not None and not 0 <= self.questions <= self.spans:
+            raise InvalidInput(
+                f"questions is {self.questions}; expected 0 to {self.spans}, the number of titles, spans and questions"
+            )
+
+    def n_questions(self, *, fitted_start: bool) -> int:
+        """Return the number of questions of a corpus in English."""
+        if self.questions is None:
+            return self.spans // 2 if fitted_start else 0
+        return self.questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +239,8 @@ def distill(
     read = [_read_corpus(name, path, model.contract, options.fields) for name, path in zip(names, corpora, strict=True)]
     start = fitted_rows(options.start, teacher, model.contract, terms.policy, terms.tokenizer.hash)
     documents = {corpus.name: corpus.documents for corpus in read}
-    texts = pseudo_queries(documents, options.spans, options.fit.seed, n_questions=options.questions)
+    n_questions = options.n_questions(fitted_start=start is not None)
+    texts = pseudo_queries(documents, options.spans, options.fit.seed, n_questions=n_questions)
     unclean = [*labelled_queries(options.queries), *texts]
     queries, report = without_held_out(unclean, options.held_out, options.decontamination)
     table = fitted_query_table(model, queries, read, terms, options, start=start)
@@ -230,7 +249,7 @@ def distill(
         "fit": dataclasses.asdict(options.fit),
         "corpora": {corpus.name: len(corpus.documents) for corpus in read},
         "spans": options.spans,
-        "questions": options.questions,
+        "questions": sum(query.kind == "question" for query in texts),
         "queries": len(queries),
         "start": table.start,
         "held_out": None if table.held_out is None else dataclasses.asdict(table.held_out),

@@ -349,14 +349,17 @@ def _asked(
     documents: dict[str, list[Document]],
     options: DistillationOptions,
 ) -> _Queries:
-    """Return labeled queries and spans with the endpoint's vectors."""
-    unclean = [*labelled_queries(options.queries), *pseudo_queries(documents, options.spans, options.fit.seed)]
+    """Return labeled queries, titles, spans and questions with the endpoint's vectors."""
+    n_questions = options.n_questions(fitted_start=False)
+    made = pseudo_queries(documents, options.spans, options.fit.seed, n_questions=n_questions)
+    unclean = [*labelled_queries(options.queries), *made]
     clean, report = without_held_out(unclean, options.held_out, options.decontamination)
     chosen = [query for query in clean if query.query.text.strip()]
     texts = [query.query.text for query in chosen]
     targets = _normalized(fetched.rows(texts, "queries", prompt=teacher.query_prompt))
     facts = {
         "spans": options.spans,
+        "questions": sum(query.kind == "question" for query in made),
         "queries": len(texts),
         "decontamination": None if report is None else report.to_json(),
     }

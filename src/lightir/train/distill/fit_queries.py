@@ -81,23 +81,23 @@ def labelled_queries(paths: Iterable[Path | str]) -> list[FitQuery]:
 def pseudo_queries(
     documents: dict[str, list[Document]], per_corpus: int, seed: int, *, n_questions: int = 0
 ) -> list[FitQuery]:
-    """Draw spans and titles of each corpus, and make questions, from the seed.
+    """Draw titles and spans of each corpus, and make questions about its documents, from the seed.
 
     Args:
         documents: documents by the name of the corpus.
-        per_corpus: maximum number of spans and titles of a corpus in all.
+        per_corpus: maximum number of titles, spans and questions of a corpus in all.
         seed: seed of the draw.
-        n_questions: maximum number of questions about the documents of a corpus.
+        n_questions: number of them that are questions, if as many can be made; titles and spans take the others' place.
     """
     queries: list[FitQuery] = []
     rng = np.random.default_rng(seed)
     for name, corpus in documents.items():
-        if not (per_corpus or n_questions) or not corpus:
+        if not per_corpus or not corpus:
             continue
-        per_document = max(1, -(-per_corpus // len(corpus)))
-        pairs = [*span_pairs(corpus, rng, per_document=per_document), *title_pairs(corpus)]
         asked = questions(corpus, rng, n=n_questions) if n_questions else []
-        chosen = np.sort(rng.permutation(len(pairs))[:per_corpus])
+        n_drawn = per_corpus - len(asked)
+        pairs = [*span_pairs(corpus, rng, per_document=max(1, -(-n_drawn // len(corpus)))), *title_pairs(corpus)]
+        chosen = np.sort(rng.permutation(len(pairs))[:n_drawn])
         queries += [FitQuery(query, name) for query in [*(pairs[i].query for i in chosen), *asked]]
     return queries
 
