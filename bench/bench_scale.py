@@ -221,9 +221,9 @@ def search(args: argparse.Namespace, folder: Path) -> None:
     """Search by the dense branch alone, exactly, with codes and without, and by all branches."""
     queries = queries_of(args)
     with Index.open(folder) as index, Index.open(folder, exact=True) as exact:
-        searchers = [("hybrid, exact", Searcher(exact, queries.searcher_parts[1]))]
+        searchers = [(", exact", Searcher(exact, queries.searcher_parts[1]))]
         if args.graph:
-            searchers.insert(0, ("hybrid by graph", Searcher(index, queries.searcher_parts[1])))
+            searchers.insert(0, (" by graph", Searcher(index, queries.searcher_parts[1])))
         segments = [live.segment for live in exact.view.segments]
         coded = sum(segment.dense_codes is not None for segment in segments)
         print(f"{len(exact.view.segments)} segments, {coded} with codes; CPU ms per query: median, p99")
@@ -231,11 +231,28 @@ def search(args: argparse.Namespace, folder: Path) -> None:
         if args.graph:
             print_recall(searchers[0][1], searchers[1][1], queries)
         for name, searcher in searchers:
-            for mode in (None, "dense"):
-                options = SearchOptions(mode=mode or "hybrid")
-                calls = [lambda t=text, o=options, s=searcher: s.search([t], 10, o) for text in queries.texts]
-                label = name if mode is None else name.replace("hybrid", "dense")
-                print(f"    {label}, k=10: {in_words(least_ms(calls, args.rounds))}", flush=True)
+            for mode in ("hybrid", "dense"):
+                print_search(f"{mode}{name}", searcher, SearchOptions(mode=mode), args, queries)
+        print_search(f"hybrid{searchers[0][0]}, lists of 100", searchers[0][1], SearchOptions(depth=100), args, queries)
+        print_two_threads(index, args, queries)
+        for mode in ("sparse", "tokens", "sparse+tokens"):
+            print_search(mode, searchers[0][1], SearchOptions(mode=mode), args, queries)
+
+
+def print_search(
+    label: str, searcher: Searcher, options: SearchOptions, args: argparse.Namespace, queries: Queries
+) -> None:
+    """Print the time of searches, one query at a time."""
+    calls = [lambda t=text: searcher.search([t], 10, options) for text in queries.texts]
+    print(f"    {label}, k=10: {in_words(least_ms(calls, args.rounds))}", flush=True)
+
+
+def print_two_threads(index: Index, args: argparse.Namespace, queries: Queries) -> None:
+    """Print the time by the clock of hybrid searches on one and two threads, one query at a time."""
+    searchers = [Searcher(index, queries.searcher_parts[1], threads=threads) for threads in (1, 2)]
+    calls = [[lambda t=text, s=searcher: s.search([t], 10) for text in queries.texts] for searcher in searchers]
+    one, two = (in_words(least_ms(some, args.rounds, time.perf_counter_ns)) for some in calls)
+    print(f"    hybrid by the clock, k=10: one thread {one}; two threads {two}", flush=True)
 
 
 def print_recall(searcher: Searcher, exact: Searcher, queries: Queries) -> None:
@@ -289,14 +306,16 @@ def change(args: argparse.Namespace, folder: Path) -> None:
         print(f"compacted in {cpu:,.0f} s of CPU ({wall:,.0f} s by the clock), {memory.text()}", flush=True)
 
 
-def least_ms(calls: Sequence[Callable[[], object]], rounds: int) -> npt.NDArray[np.float64]:
-    """Return the least CPU milliseconds of each call in several rounds."""
+def least_ms(
+    calls: Sequence[Callable[[], object]], rounds: int, clock: Callable[[], int] = time.process_time_ns
+) -> npt.NDArray[np.float64]:
+    """Return the least milliseconds of each call in several rounds, of CPU unless another clock is given."""
     least = np.full(len(calls), np.inf)
     for _ in range(rounds):
         for i, call in enumerate(calls):
-            start = time.process_time_ns()
+            start = clock()
             call()
-            least[i] = min(least[i], (time.process_time_ns() - start) / 1e6)
+            least[i] = min(least[i], (clock() - start) / 1e6)
     return least
 
 

@@ -162,10 +162,10 @@ public:
 
     // Returns one query's best documents; the GIL need not be held.
     std::vector<Hit> top(const SegmentedQuery& query, double mean, size_t k, const std::vector<Bitmap>& allowed,
-                         Watched* watched) const {
+                         Watched* watched, size_t n_threads) const {
         Saturation saturation = saturation_;
         saturation.mean = mean;
-        return segments_top_k(firsts_, segments_, query, saturation, k, allowed, watched);
+        return segments_top_k(firsts_, segments_, query, saturation, k, allowed, watched, n_threads);
     }
 
 private:
@@ -341,8 +341,13 @@ public:
     size_t size() const override { return indptr_.size - 1; }
     const Documents& documents() const override { return rows_; }
 
+    // Threads that no other query needs help with each one.
+    void prepare(size_t, size_t n_threads) override {
+        threads_each_ = std::max(size_t{1}, n_threads / std::max(size_t{1}, size()));
+    }
+
     std::vector<Hit> top(size_t query, size_t k, Watched* watched) override {
-        return rows_.top(terms(query), mean_, k, *allowed, watched);
+        return rows_.top(terms(query), mean_, k, *allowed, watched, threads_each_);
     }
 
     std::unique_ptr<Scorer> scorer(size_t query) const override { return rows_.scorer(terms(query), mean_); }
@@ -375,6 +380,7 @@ private:
     SegmentedQuery terms_;
     double mean_;
     Span<double> unknown_;
+    size_t threads_each_ = 1;
 };
 
 // A batch of queries from Python, and the arrays that it borrows: (DenseSegments, (n, dim) vectors), or (SparseSegments,

@@ -458,7 +458,7 @@ std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std:
 
 std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
                                 const SegmentedQuery& query, const Saturation& saturation, size_t k,
-                                const std::vector<Bitmap>& allowed, Watched* watched) {
+                                const std::vector<Bitmap>& allowed, Watched* watched, size_t n_threads) {
     const size_t n_docs = firsts[segments.size()];
     k = std::min(k, n_docs);
     std::vector<SegmentList> lists;
@@ -473,7 +473,7 @@ std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<Spars
         for (const SegmentList& list : lists) {
             if (list.matches()) parts.push_back(list.part());
         }
-        return sparse_top_k(parts, n_docs, k, k == 0 ? nullptr : watched);
+        return sparse_top_k(parts, n_docs, k, k == 0 ? nullptr : watched, n_threads);
     }
     KthBest best_so_far(k, 0.0f);
     for (SegmentList& list : lists) {

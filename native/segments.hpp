@@ -135,9 +135,10 @@ std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std:
 // a saturation falls as 1 / mean rises, at most in proportion, so with r = current mean / stored mean the exact score is
 // between min(1, r) and max(1, r) times the stored one. Stored scores select candidates, whose exact scores are computed
 // from their counts. A segment is searched deeper until no remaining document can be among the best. Watched documents
-// get scores only if the stored scores are exact; otherwise `watched` keeps no scores.
+// get scores only if the stored scores are exact; otherwise `watched` keeps no scores. Several threads are used only
+// if the stored scores are exact.
 std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
                                 const SegmentedQuery& query, const Saturation& saturation, size_t k,
-                                const std::vector<Bitmap>& allowed, Watched* watched = nullptr);
+                                const std::vector<Bitmap>& allowed, Watched* watched = nullptr, size_t n_threads = 1);
 
 }  // namespace lightir

@@ -9,6 +9,7 @@
 
 #include "dispatch.hpp"
 #include "errors.hpp"
+#include "parallel.hpp"
 
 namespace lightir {
 namespace {
@@ -230,9 +231,13 @@ size_t take_above(float* scores, size_t n, float threshold, uint32_t* positions,
 // The number of documents seen doubles from one guess to the next.
 class Guesses {
 public:
-    Guesses(bool wanted, size_t k, size_t n_docs) : next_(wanted ? 1 : n_docs), k_(k), n_docs_(n_docs) {}
+    // first: doc_ord of the first document that is seen.
+    Guesses(bool wanted, size_t k, size_t n_docs, size_t first = 0)
+        : next_(wanted ? 1 : n_docs), k_(k), n_docs_(n_docs), first_(first) {}
 
-    void look(size_t n_seen, TopK& best) {
+    // Takes the doc_ord after the last document that was seen.
+    void look(size_t end, TopK& best) {
+        const size_t n_seen = end - first_;
         if (n_seen < next_ || 2 * n_seen > n_docs_) return;
         next_ = 2 * n_seen;
         // rank is the expected number of the k best among the documents seen, plus four standard deviations and 8.
@@ -242,7 +247,7 @@ public:
     }
 
 private:
-    size_t next_, k_, n_docs_;
+    size_t next_, k_, n_docs_, first_;
 };
 
 // One block's accumulators and the results of a scan. Each thread keeps one object, with all accumulators 0 between queries.
@@ -349,14 +354,27 @@ void add_portion(const PostingsView<W>& postings, std::vector<Run>& left, Portio
     left.erase(std::remove_if(left.begin(), left.end(), is_done), left.end());
 }
 
-// Adds all postings of a query, block by block and portion by portion; first_ord: doc_ord of the segment's first document.
+// Blocks of 65,536 documents.
+struct Blocks {
+    size_t begin = 0, end = std::numeric_limits<size_t>::max() / block_size;
+};
+
+// Adds all postings of a query in some blocks, block by block and portion by portion; first_ord: doc_ord of the segment's
+// first document.
 template <typename Score, typename W, typename Add>
 void walk(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t first_ord, Bitmap allowed, const Add& add,
-          TopK& best, Guesses& guesses, Watched* watched = nullptr) {
+          TopK& best, Guesses& guesses, Watched* watched = nullptr, Blocks blocks = {}) {
+    const auto block_of = [&](size_t run) { return postings.run_blocks.begin() + run; };
+    for (Cursor& cursor : cursors) {
+        if (blocks.begin == 0) break;
+        const auto first = std::lower_bound(block_of(cursor.run), block_of(cursor.end_run), blocks.begin);
+        cursor.run = static_cast<size_t>(first - block_of(0));
+    }
     Accumulators<Score>& kept = thread_accumulators<Score>();
     CleanOnFailure<Score> guard{kept};
     std::vector<Run> left;
-    for (size_t first_doc = 0; first_doc < postings.n_docs; first_doc += block_size) {
+    const size_t end_doc = std::min(postings.n_docs, blocks.end * block_size);
+    for (size_t first_doc = blocks.begin * block_size; first_doc < end_doc; first_doc += block_size) {
         if (!add_block(postings, cursors, first_doc / block_size, kept.scores, add, left)) continue;
         const size_t n = std::min(block_size, postings.n_docs - first_doc), first = first_ord + first_doc;
         for (Portion portion{0, 0}; portion.end < n; portion.first = portion.end) {
@@ -466,43 +484,96 @@ std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery
 
 namespace {
 
+constexpr size_t postings_per_thread = size_t{1} << 17;  // fewer take less time than a thread takes to start
+
+// Blocks of one segment.
+struct Piece {
+    const SparsePart* part;
+    Blocks blocks;
+};
+
+size_t n_docs_of(const SparsePart& part) { return part.narrow != nullptr ? part.narrow->n_docs : part.wide->n_docs; }
+
+size_t n_postings_of(const SparsePart& part) {
+    return part.narrow != nullptr ? n_postings(*part.narrow, part.query) : n_postings(*part.wide, part.query);
+}
+
+// Returns the pieces of each thread, in the order of the documents: about as many blocks for one as for another.
+std::vector<std::vector<Piece>> pieces_of(const std::vector<SparsePart>& parts, size_t n_threads) {
+    const auto n_blocks = [](const SparsePart& part) { return (n_docs_of(part) + block_size - 1) / block_size; };
+    size_t all_blocks = 0, all_postings = 0;
+    for (const SparsePart& part : parts) all_blocks += n_blocks(part);
+    for (const SparsePart& part : parts) all_postings += n_threads > 1 ? n_postings_of(part) : 0;
+    n_threads = std::clamp(std::min(all_blocks, all_postings / postings_per_thread), size_t{1}, n_threads);
+    std::vector<std::vector<Piece>> out(n_threads);
+    size_t block = 0;  // of all segments' blocks
+    for (const SparsePart& part : parts) {
+        for (size_t begin = 0, end = 0, n = n_blocks(part); begin < n; begin = end) {
+            const size_t share = block * n_threads / all_blocks, next = ((share + 1) * all_blocks + n_threads - 1) / n_threads;
+            end = std::min(n, begin + (next - block));
+            out[share].push_back({&part, {begin, end}});
+            block += end - begin;
+        }
+    }
+    return out;
+}
+
 template <typename W>
-void walk_segment(const PostingsView<W>& postings, const SparsePart& part, TopK& best, Guesses& guesses,
-                  Watched* watched) {
+void walk_piece(const PostingsView<W>& postings, const Piece& piece, TopK& best, Guesses& guesses, Watched* watched) {
+    const SparsePart& part = *piece.part;
     const std::vector<Cursor> cursors = open_cursors(postings, sorted_query(part.query));
     if (cursors.empty()) return;
     if constexpr (std::is_same_v<W, uint8_t>) {
         if (fits_u16(part.query)) {
             walk<uint16_t>(postings, cursors, part.first_ord, part.allowed, Adding<uint16_t, W>{}, best, guesses,
-                           watched);
+                           watched, piece.blocks);
             return;
         }
     }
-    walk<float>(postings, cursors, part.first_ord, part.allowed, Adding<float, W>{}, best, guesses, watched);
+    walk<float>(postings, cursors, part.first_ord, part.allowed, Adding<float, W>{}, best, guesses, watched,
+                piece.blocks);
 }
 
-std::vector<Hit> walk_segments(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched,
-                               bool with_guesses) {
+// The documents of some pieces that can be among the k best of all n_docs.
+TopK walk_pieces(const std::vector<Piece>& pieces, size_t n_docs, size_t k, Watched* watched, bool with_guesses) {
     TopK best(k, 0.0f, 0.0f, true);
-    Guesses guesses(with_guesses, k, n_docs);
-    for (const SparsePart& part : parts) {
-        if (part.narrow != nullptr) walk_segment(*part.narrow, part, best, guesses, watched);
-        else walk_segment(*part.wide, part, best, guesses, watched);
-        best.end_segment(part.first_ord);
+    if (pieces.empty()) return best;
+    const auto first_ord = [](const Piece& piece) {
+        return piece.part->first_ord + static_cast<uint32_t>(piece.blocks.begin * block_size);
+    };
+    Guesses guesses(with_guesses, k, n_docs, first_ord(pieces[0]));
+    for (const Piece& piece : pieces) {
+        if (piece.part->narrow != nullptr) walk_piece(*piece.part->narrow, piece, best, guesses, watched);
+        else walk_piece(*piece.part->wide, piece, best, guesses, watched);
+        best.end_segment(first_ord(piece));
     }
+    return best;
+}
+
+std::vector<Hit> walk_segments(const std::vector<std::vector<Piece>>& pieces, size_t n_docs, size_t k, Watched* watched,
+                               bool with_guesses) {
+    std::vector<TopK> found(pieces.size(), TopK(k, 0.0f));
+    parallel_for(pieces.size(), pieces.size(), [&](size_t i) {
+        found[i] = walk_pieces(pieces[i], n_docs, k, watched, with_guesses);
+    });
+    TopK& best = found[0];
+    for (size_t i = 1; i < found.size(); ++i) best.append(found[i]);
     std::vector<Hit> hits = best.finish();
-    return complete(hits, best, k, 0.0f) ? hits : walk_segments(parts, n_docs, k, watched, false);
+    return complete(hits, best, k, 0.0f) ? hits : walk_segments(pieces, n_docs, k, watched, false);
 }
 
 }  // namespace
 
-std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched) {
+std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched,
+                              size_t n_threads) {
     if (watched != nullptr) watched->scores.assign(watched->doc_ords.size(), 0.0f);
     k = std::min(k, n_docs);
-    return k == 0 ? std::vector<Hit>{} : walk_segments(parts, n_docs, k, watched, true);
+    if (k == 0) return {};
+    return walk_segments(pieces_of(parts, n_threads), n_docs, k, watched, true);
 }
 
-size_t n_postings(const PostingsView<uint8_t>& postings, const SparseQuery& query) {
+template <typename W>
+size_t n_postings(const PostingsView<W>& postings, const SparseQuery& query) {
     size_t total = 0;
     for (const Cursor& cursor : open_cursors(postings, sorted_query(query))) {
         if (cursor.run == cursor.end_run) continue;
@@ -563,6 +634,7 @@ CoarseTop coarse_top_k(const PostingsView<uint8_t>& postings, const SparseQuery&
 
 #define LIGHTIR_INSTANTIATE(W)                                              \
     template OwnedPostings<W> invert(const SparseRows<W>&, size_t, size_t); \
+    template size_t n_postings(const PostingsView<W>&, const SparseQuery&);  \
     template std::vector<Hit> sparse_top_k(const PostingsView<W>&, const SparseQuery&, size_t, Bitmap, float);
 LIGHTIR_INSTANTIATE(uint8_t)
 LIGHTIR_INSTANTIATE(float)

@@ -71,9 +71,10 @@ struct Watched {
 };
 
 // Returns the k best documents of all segments, by descending score, then ascending doc_ord, plus those of each segment's k
-// best that tie with the last. n_docs includes the documents of omitted segments. Watched documents get their scores
-// from the accumulators, which costs less than a lookup.
-std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched = nullptr);
+// best that tie with the last, and with several threads perhaps more that do. n_docs includes the documents of omitted
+// segments. Watched documents get their scores from the accumulators, which costs less than a lookup.
+std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched = nullptr,
+                              size_t n_threads = 1);
 
 // The result of sums of rounded weights. A document with the rounded sum s has a sum of weight * impact between
 // unit * (s - over) and unit * (s + under), apart from float rounding.
@@ -92,7 +93,8 @@ CoarseTop coarse_top_k(const PostingsView<uint8_t>& postings, const SparseQuery&
                        double floor, bool binary);
 
 // Returns the number of postings of the query's terms.
-size_t n_postings(const PostingsView<uint8_t>& postings, const SparseQuery& query);
+template <typename W>
+size_t n_postings(const PostingsView<W>& postings, const SparseQuery& query);
 
 // Whether 16 bits hold every sum of the query exactly, so that coarse sums have no advantage.
 bool has_small_counts(const SparseQuery& query);

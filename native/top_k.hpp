@@ -67,6 +67,12 @@ public:
         keys_.erase(std::remove_if(first, keys_.end(), [last](uint64_t one) { return one < last; }), keys_.end());
     }
 
+    // Takes over what another has collected from later documents.
+    void append(const TopK& later) {
+        keys_.insert(keys_.end(), later.keys_.begin(), later.keys_.end());
+        guessed_ = std::max(guessed_, later.guessed_);
+    }
+
     std::vector<Hit> finish() {
         if (keys_.size() > k_) keep_best();
         sort_descending(keys_);

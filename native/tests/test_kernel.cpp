@@ -81,6 +81,56 @@ void sparse_search_finds_the_largest_inner_products(size_t n_docs, size_t k) {
     }
 }
 
+// Three segments of several blocks each; few different scores, so that many documents tie.
+void several_threads_find_what_one_finds(size_t k) {
+    constexpr size_t sizes[] = {150000, 1000, 300000};
+    constexpr uint32_t vocab_size = 3;
+    std::mt19937 random(7);
+    std::vector<OwnedPostings<uint8_t>> kept;
+    std::vector<std::vector<float>> scores;
+    const std::vector<uint32_t> query_terms{0, 1, 2};
+    const std::vector<float> query_weights{1.0f, 2.0f, 1.0f};
+    const SparseQuery query{span(query_terms), span(query_weights)};
+    size_t n_docs = 0;
+    for (const size_t n : sizes) {
+        std::vector<int64_t> indptr{0};
+        std::vector<uint32_t> term_ids;
+        std::vector<uint8_t> weights;
+        for (size_t doc = 0; doc < n; ++doc) {
+            for (uint32_t term = 0; term < vocab_size; ++term) {
+                if (random() % 4 == 0) continue;
+                term_ids.push_back(term);
+                weights.push_back(static_cast<uint8_t>(1 + std::min<unsigned>(random() % 40, random() % 40)));
+            }
+            indptr.push_back(static_cast<int64_t>(term_ids.size()));
+        }
+        const SparseRows<uint8_t> rows{span(indptr), span(term_ids), span(weights)};
+        kept.push_back(invert(rows, vocab_size, n));
+        scores.push_back(plain_scores(rows, query));
+        n_docs += n;
+    }
+    std::vector<PostingsView<uint8_t>> views;
+    for (size_t s = 0; s < 3; ++s) views.push_back(view(kept[s], vocab_size, sizes[s]));
+    std::vector<SparsePart> parts;
+    std::vector<float> every;
+    for (size_t s = 0; s < 3; ++s) {
+        parts.push_back({&views[s], nullptr, query, Bitmap{}, static_cast<uint32_t>(every.size())});
+        every.insert(every.end(), scores[s].begin(), scores[s].end());
+    }
+    const std::vector<Hit> expected = sparse_top_k(parts, n_docs, k);
+    for (const size_t n_threads : {2u, 3u, 7u}) {
+        Watched watched{{0, 70000, 150000, 151500, 449999}, {}};
+        const std::vector<Hit> hits = sparse_top_k(parts, n_docs, k, &watched, n_threads);
+        expect(hits.size() >= expected.size() && expected.size() >= std::min(k, n_docs), "k hits and ties");
+        for (size_t i = 0; i < hits.size(); ++i) {
+            expect(hits[i].score == every[hits[i].doc_ord], "the score of a hit");
+            if (i < k) expect(hits[i].doc_ord == expected[i].doc_ord, "the hits of one thread");
+            else expect(hits[i].score == expected[k - 1].score, "only ties besides");
+        }
+        for (size_t i = 0; i < 5; ++i) expect(watched.scores[i] == every[watched.doc_ords[i]], "a watched score");
+    }
+}
+
 void coarse_sums_bound_the_inner_products(size_t n_docs, size_t k, bool binary) {
     constexpr uint32_t vocab_size = 40;
     std::mt19937 random(static_cast<unsigned>(n_docs));
@@ -242,6 +292,7 @@ int main() {
             }
         }
     }
+    for (const size_t k : {10u, 5000u}) several_threads_find_what_one_finds(k);
     for (const std::string& name : available_levels()) {
         use_level(name);
         for (const size_t n_docs : {size_t{0}, size_t{1}, size_t{500}, block_size + 70}) {

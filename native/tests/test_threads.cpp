@@ -234,6 +234,35 @@ Bytes query_encoding(const Data& data, size_t n_threads) {
     return out;
 }
 
+// The k best of one query over four blocks; documents that tie with the last are left out.
+Bytes sparse_search(const Data&, size_t n_threads) {
+    constexpr size_t n_docs = 4 * block_size, k = 50;
+    static const std::vector<uint32_t> query_terms{0, 1};
+    static const std::vector<float> query_weights{1.0f, 2.0f};
+    static const OwnedPostings<uint8_t> kept = [] {
+        std::mt19937 random(11);
+        std::vector<int64_t> indptr{0};
+        std::vector<uint32_t> term_ids;
+        std::vector<uint8_t> weights;
+        for (size_t doc = 0; doc < n_docs; ++doc) {
+            for (const uint32_t term : query_terms) {
+                term_ids.push_back(term);
+                weights.push_back(static_cast<uint8_t>(1 + random() % 90));
+            }
+            indptr.push_back(static_cast<int64_t>(term_ids.size()));
+        }
+        return invert(SparseRows<uint8_t>{span(indptr), span(term_ids), span(weights)}, 2, n_docs);
+    }();
+    const PostingsView<uint8_t> view{2, n_docs, span(kept.term_ids), span(kept.term_indptr), span(kept.run_blocks),
+                                     span(kept.run_indptr), span(kept.offsets), span(kept.weights)};
+    const std::vector<SparsePart> parts{{&view, nullptr, {span(query_terms), span(query_weights)}, {}, 0}};
+    std::vector<Hit> hits = sparse_top_k(parts, n_docs, k, nullptr, n_threads);
+    hits.resize(k);
+    Bytes out;
+    append(out, hits);
+    return out;
+}
+
 Bytes tokenization(const Data& data, size_t n_threads) {
     static const Tokenizer tokenizer = [] {
         ByteMap bytes;
@@ -257,6 +286,7 @@ const std::vector<std::pair<std::string, Bytes (*)(const Data&, size_t)>> functi
     {"building of a graph", graph_building},
     {"a search by graphs", graph_search},
     {"a search over two branches", whole_search},
+    {"a sparse search", sparse_search},
     {"query encoding", query_encoding},
     {"tokenization", tokenization},
 };

@@ -600,6 +600,27 @@ def test_a_guess_from_the_first_segments_loses_no_document(best_in: str, kind: A
             np.testing.assert_array_equal(best.scores, scores[ranked[:k]])
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_one_query_alone_finds_the_same_with_several_threads(kind: Any) -> None:
+    """Documents of two large segments, which threads share, and of a small one between them; many have equal scores."""
+    rng = np.random.default_rng(5)
+    sizes = [200_000, 900, 150_000]
+    segments, scores = [], []
+    for size in sizes:
+        weights = rng.integers(1, 30, (size, 2)).astype(kind)
+        csr = np.arange(0, 2 * size + 1, 2, dtype=np.int64), np.tile(u32(3, 5), size), weights.ravel()
+        segments.append(SparseRows(*csr, invert(*csr, vocab_size=9, n_docs=size)))
+        scores.append(weights.astype(F32) @ f32(2, 1))
+    view, flat = SparseSegments(segments, sizes), np.concatenate(scores)
+    ranked = np.lexsort((np.arange(len(flat)), -flat))
+    search = CandidateSearch([BoundBranch("sparse", view)], scale="none")
+    for k in (1, 100, 3000):
+        for threads in (1, 2, 5):
+            (best,) = search.search([term_query(view, u32(3, 5), f32(2, 1))], Request(k, k, threads))
+            assert best.doc_ords.tolist() == ranked[:k].tolist()
+            np.testing.assert_array_equal(best.scores, flat[ranked[:k]])
+
+
 def test_sums_run_in_the_lists_order_however_long_they_are() -> None:
     rng = np.random.default_rng(0)
     n = 3000
