@@ -341,7 +341,7 @@ public:
     size_t size() const override { return indptr_.size - 1; }
     const Documents& documents() const override { return rows_; }
 
-    // Threads that no other query needs help with each one.
+    // Divides the threads among the queries; with more queries than threads, each query has one.
     void prepare(size_t, size_t n_threads) override {
         threads_each_ = std::max(size_t{1}, n_threads / std::max(size_t{1}, size()));
     }
