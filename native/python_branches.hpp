@@ -60,6 +60,9 @@ public:
     const FirstOrds& firsts() const { return firsts_; }
     size_t n_segments() const { return firsts_.n_segments(); }
 
+    // Whether a list of one query usually takes many times as long as a thread takes to start.
+    bool are_many() const { return firsts_[n_segments()] >= size_t{1} << 18; }
+
 protected:
     FirstOrds firsts_;
 };
@@ -115,6 +118,8 @@ public:
             has_graphs_ = true;
         }
     }
+
+    bool has_graphs() const { return has_graphs_; }
 
     // Returns each query's best documents; the GIL need not be held.
     std::vector<std::vector<Hit>> top(const float* queries, size_t n_queries, size_t dim, size_t k, size_t n_threads,
@@ -319,6 +324,9 @@ public:
 
     std::vector<Hit> top(size_t query, size_t, Watched*) override { return std::move(lists_[query]); }
 
+    // A scan of all rows divides the threads itself.
+    bool beside_others() const override { return rows_.has_graphs() && rows_.are_many(); }
+
     std::unique_ptr<Scorer> scorer(size_t query) const override {
         return rows_.scorer({vectors_.data + query * dim_, dim_});
     }
@@ -349,6 +357,8 @@ public:
     std::vector<Hit> top(size_t query, size_t k, Watched* watched) override {
         return rows_.top(terms(query), mean_, k, *allowed, watched, threads_each_);
     }
+
+    bool beside_others() const override { return rows_.are_many(); }
 
     std::unique_ptr<Scorer> scorer(size_t query) const override { return rows_.scorer(terms(query), mean_); }
 

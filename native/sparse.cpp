@@ -534,14 +534,16 @@ void walk_piece(const PostingsView<W>& postings, const Piece& piece, TopK& best,
                 piece.blocks);
 }
 
-// The documents of some pieces that can be among the k best of all n_docs.
-TopK walk_pieces(const std::vector<Piece>& pieces, size_t n_docs, size_t k, Watched* watched, bool with_guesses) {
+// The doc_ord of a piece's first document.
+uint32_t first_ord(const Piece& piece) {
+    return piece.part->first_ord + static_cast<uint32_t>(piece.blocks.begin * block_size);
+}
+
+// The documents of some pieces that can be among the k best of all n_docs. begin: all documents before the pieces, from this
+// one on, have none of the query's terms.
+TopK walk_pieces(const std::vector<Piece>& pieces, size_t begin, size_t n_docs, size_t k, Watched* watched, bool with_guesses) {
     TopK best(k, 0.0f, 0.0f, true);
-    if (pieces.empty()) return best;
-    const auto first_ord = [](const Piece& piece) {
-        return piece.part->first_ord + static_cast<uint32_t>(piece.blocks.begin * block_size);
-    };
-    Guesses guesses(with_guesses, k, n_docs, first_ord(pieces[0]));
+    Guesses guesses(with_guesses, k, n_docs, begin);
     for (const Piece& piece : pieces) {
         if (piece.part->narrow != nullptr) walk_piece(*piece.part->narrow, piece, best, guesses, watched);
         else walk_piece(*piece.part->wide, piece, best, guesses, watched);
@@ -554,7 +556,8 @@ std::vector<Hit> walk_segments(const std::vector<std::vector<Piece>>& pieces, si
                                bool with_guesses) {
     std::vector<TopK> found(pieces.size(), TopK(k, 0.0f));
     parallel_for(pieces.size(), pieces.size(), [&](size_t i) {
-        found[i] = walk_pieces(pieces[i], n_docs, k, watched, with_guesses);
+        const size_t begin = i == 0 || pieces[i].empty() ? 0 : first_ord(pieces[i][0]);
+        found[i] = walk_pieces(pieces[i], begin, n_docs, k, watched, with_guesses);
     });
     TopK& best = found[0];
     for (size_t i = 1; i < found.size(); ++i) best.append(found[i]);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -32,6 +33,8 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--light", action="store_true", help="leave out the files and folders whose tests import torch")
     parser.addoption("--heavy", action="store_true", help="leave out what --light runs")
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help="run about one test in N, chosen by --draw")
+    parser.addoption("--draw", default="", metavar="TEXT", help="another text chooses other tests")
     parser.addoption("--any-skip", action="store_true", help="let skips pass that expected_skips.py does not list")
 
 
@@ -46,8 +49,19 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ[name] = str(cache.mkdir("compiled") / name.lower())  # torch may have set its own by now
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests that take minutes, unless LIGHTIR_LONG is set."""
+def is_drawn(test: str, one_in: int, draw: str) -> bool:
+    """Whether a test is among about one in `one_in`. Every process draws the same."""
+    digest = hashlib.sha256(f"{draw} {test}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % one_in == 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that are not drawn, and skip those that take minutes, unless LIGHTIR_LONG is set."""
+    one_in, draw = config.getoption("--one-in"), config.getoption("--draw")
+    left_out = [item for item in items if not is_drawn(item.nodeid, one_in, draw)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_drawn(item.nodeid, one_in, draw)]
     if not os.environ.get("LIGHTIR_LONG"):
         for item in items:
             if item.get_closest_marker("long"):

@@ -1,12 +1,15 @@
 // Tests of fusion under sanitizers against plain loops: segments without rows, lists of no and of all documents, exactly
 // sized arrays.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -152,6 +155,9 @@ public:
     }
 
     std::unique_ptr<Scorer> scorer(size_t) const override { return make_(); }
+    bool beside_others() const override { return beside; }
+
+    bool beside = false;
 
 private:
     std::function<std::unique_ptr<Scorer>()> make_;
@@ -237,6 +243,62 @@ void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, S
     for (size_t i = 0; i < texts.size(); ++i) expect(texts[i].size == (alone.doc_ords[i] == 1 ? 2u : 1u), "a document's id");
 }
 
+// A branch that is searched only while another one is.
+class Together : public ByScorer {
+public:
+    Together(std::function<std::unique_ptr<Scorer>()> make, std::atomic<size_t>& n_begun)
+        : ByScorer(std::move(make)), n_begun_(n_begun) {
+        beside = true;
+    }
+
+    void prepare(size_t, size_t n_threads) override { threads_each = n_threads; }
+
+    std::vector<Hit> top(size_t query, size_t n, Watched* watched) override {
+        ++n_begun_;
+        const auto given_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+        while (n_begun_ < 2 && std::chrono::steady_clock::now() < given_up) std::this_thread::yield();
+        expect(n_begun_ == 2, "two branches at the same time");
+        return ByScorer::top(query, n, watched);
+    }
+
+    size_t threads_each = 0;
+
+private:
+    std::atomic<size_t>& n_begun_;
+};
+
+void branches_of_one_query_are_searched_at_the_same_time(unsigned seed, Scale scale) {
+    const Collection data(seed);
+    const auto dense = [&]() -> std::unique_ptr<Scorer> {
+        return std::make_unique<DenseScorer>(data.firsts, data.dense, span(data.query));
+    };
+    const auto terms = [&]() -> std::unique_ptr<Scorer> {
+        const SegmentedQuery query{span(data.query_terms), span(data.query_weights), span(data.places), 3};
+        return std::make_unique<SparseScorer>(data.firsts, data.sparse, query, Saturation{0.9, 0.4, 2.0});
+    };
+    CandidateOptions how;
+    how.scale = scale, how.rrf_k = 2.0, how.k = 6, how.depth = 5;
+    ByScorer first(dense), second(terms), third(dense);
+    const FusedTop expected = search({{&first, 0.5, true}, {&second, 0.3, true}, {&third, 0.2, true}}, 1, how)[0];
+    for (const size_t n_threads : {2u, 5u}) {
+        std::atomic<size_t> n_begun{0};
+        Together dense_beside(dense, n_begun), terms_beside(terms, n_begun);
+        how.n_threads = n_threads;
+        const FusedTop found =
+            search({{&dense_beside, 0.5, true}, {&terms_beside, 0.3, true}, {&third, 0.2, true}}, 1, how)[0];
+        expect(found.doc_ords == expected.doc_ords && found.scores == expected.scores, "as one after the other");
+        expect(dense_beside.threads_each == n_threads / 2 && terms_beside.threads_each == n_threads / 2, "threads divided");
+    }
+    // One branch of two, and a branch that is not fused, are searched as if there were one thread.
+    std::atomic<size_t> n_begun{1};
+    Together last(terms, n_begun);
+    first.beside = true, how.fuses_last = false;
+    const std::vector<uint8_t> pending(12, 0);
+    how.pending = span(pending);
+    search({{&first, 0.5, true}, {&third, 0.3, true}, {&last, 0.2, true}}, 1, how);
+    expect(last.threads_each == 5, "all threads for a branch that is searched after others");
+}
+
 // A branch of words that counts its searches.
 class Words : public ByScorer {
 public:
@@ -295,6 +357,7 @@ constexpr Scale scales[] = {Scale::none,    Scale::max,  Scale::min_max,
 
 int main() {
     for (const unsigned seed : {1u, 2u, 3u}) {
+        for (const Scale scale : scales) branches_of_one_query_are_searched_at_the_same_time(seed, scale);
         for (const size_t depth : {0u, 1u, 5u, 12u}) {
             for (const size_t k : {0u, 1u, 4u, 50u}) {
                 for (const Scale scale : scales) {

@@ -143,6 +143,7 @@ public:
     std::unique_ptr<Scorer> scorer(size_t query) const override {
         return std::make_unique<SparseScorer>(firsts_, segments_, terms(query), Saturation{});
     }
+    bool beside_others() const override { return true; }
 
 private:
     SegmentedQuery terms(size_t query) const {
@@ -163,6 +164,7 @@ public:
                                 std::vector<Bitmap>(1));
     }
     std::vector<Hit> top(size_t query, size_t, Watched*) override { return lists_[query]; }
+    bool beside_others() const override { return true; }
     std::unique_ptr<Scorer> scorer(size_t query) const override {
         return std::make_unique<DenseScorer>(firsts_, segments_,
                                              Span<float>{data_.queries.data() + query * data_.width, data_.width});
@@ -184,6 +186,20 @@ Bytes whole_search(const Data& data, size_t n_threads) {
     for (const FusedTop& best : search({{&rows, 0.6, true}, {&terms, 0.4, true}}, data.n_queries, options)) {
         append(out, best.doc_ords), append(out, best.scores);
     }
+    return out;
+}
+
+// The first query alone, whose four branches are searched at the same time.
+Bytes search_of_one(const Data& data, size_t n_threads) {
+    Terms terms(data), more_terms(data);
+    Rows rows(data), more_rows(data);
+    CandidateOptions options;
+    options.k = 7, options.depth = 20, options.n_threads = n_threads;
+    const std::vector<SearchedBranch> branches{
+        {&rows, 0.4, true}, {&terms, 0.3, true}, {&more_rows, 0.2, true}, {&more_terms, 0.1, true}};
+    const FusedTop best = search(branches, 1, options)[0];
+    Bytes out;
+    append(out, best.doc_ords), append(out, best.scores);
     return out;
 }
 
@@ -286,6 +302,7 @@ const std::vector<std::pair<std::string, Bytes (*)(const Data&, size_t)>> functi
     {"building of a graph", graph_building},
     {"a search by graphs", graph_search},
     {"a search over two branches", whole_search},
+    {"a search of one query over four branches", search_of_one},
     {"a sparse search", sparse_search},
     {"query encoding", query_encoding},
     {"tokenization", tokenization},

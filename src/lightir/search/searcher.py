@@ -69,8 +69,9 @@ class Searcher:
             index: opened index.
             query_encoder: query encoder; None for the one stored in the index.
             task: name of the encoder's table; None for its default.
-            threads: maximum number of threads per search. Queries share them. One query alone uses several for dense
-                rows and for the sparse vectors of many documents, not for words and graphs.
+            threads: maximum number of threads per search. Queries share them. One query alone divides scans of dense
+                rows and the sparse vectors of many documents among them, and searches branches over many documents
+                at the same time; graphs and words take one thread each.
             demand: counts pending documents that rank high, so that a worker encodes those first; None to count none.
             synonyms: synonyms of query words, see `Synonyms.read`; None for none. Set `synonyms` to change them.
 
