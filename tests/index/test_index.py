@@ -88,7 +88,7 @@ def test_an_index_of_tokens_alone(tmp_path: Path, n: int) -> None:
     assert (info.documents, info.branches, info.contract) == (n, ("tokens",), None)
     with Index.open(tmp_path / "index") as index:
         index.verify()
-        queries = index.view.token_queries(Analyzer().terms(["everywhere word0 word0 nowhere", ""]))
+        queries = index.view.words.queries(Analyzer().terms(["everywhere word0 word0 nowhere", ""]))
         assert list(queries.terms) == ["everywher", "word0"][: 2 * n]
         idfs = [math.log1p(0.5 / (n + 0.5)), 2 * math.log1p((n - 0.5) / 1.5)]
         np.testing.assert_allclose(queries.vectors.weights, idfs[: 2 * n], rtol=1e-6)

@@ -46,13 +46,13 @@ def by_python(view: View, asked: list[str], matching: WordMatching) -> tuple[Tok
     expanded = [matching.expand(view, text) for text in asked]
     alternatives = [groups for _, groups, _ in expanded]
     rows, own = [row for row, _, _ in expanded], [terms for _, _, terms in expanded]
-    return view.token_queries(rows, alternatives=alternatives, analyzed=own), any(alternatives)
+    return view.words.queries(rows, alternatives=alternatives, analyzed=own), any(alternatives)
 
 
 def may_be_left(view: View, asked: list[str], has_alternatives: bool) -> bool:
     """Whether the kernel may leave texts to Python: a word has alternatives, or would have if it did not ask."""
     words = {word for text in asked for word in text.lower().split()}
-    asks_in_vain = any(not view.vocabulary.frequency(word) for word in words & QUESTION_WORDS)
+    asks_in_vain = any(not view.words.vocabulary.frequency(word) for word in words & QUESTION_WORDS)
     return has_alternatives or asks_in_vain or not all(map(str.isascii, asked))
 
 

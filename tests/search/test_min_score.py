@@ -98,6 +98,6 @@ def test_alternatives_to_words_do_not_raise_what_a_query_can_reach(folder: Path)
             ([["lamp"]], [Alternatives("light", ("lamp", "kettle"), (1.0, 1.0))], idfs[1] * 2),  # a synonym replaces it
             ([["lamq"]], [], idfs[0]),
         ):
-            queries = view.token_queries(rows, alternatives=[groups])
+            queries = view.words.queries(rows, alternatives=[groups])
             assert queries.unknown is not None
             assert queries.vectors.weights.sum(dtype=np.float64) + queries.unknown[0] == pytest.approx(reach)

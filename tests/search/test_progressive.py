@@ -372,7 +372,7 @@ def test_queries_that_match_no_pending_document_skip_the_tokens_branch(
     cached = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
     matching = {"cat": True, "dog": False, "zebra runs": True, "": False, "unknown": False, "the well": False}
     with Index.open(tmp_path / "i") as index:
-        assert {text: index.view.pending_match([text.split()]) for text in matching} == matching
+        assert {text: index.view.words.pending_match([text.split()]) for text in matching} == matching
         skipping, asking = Searcher(index, cached), Searcher(index, Unknown(cached))
         for k, excluded in itertools.product((1, 3, N_DOCS + 3), ([], ["d03", "p1"])):
             options = SearchOptions(mode="hybrid", filter=where, exclude=excluded)
@@ -386,6 +386,6 @@ def test_queries_that_match_no_pending_document_skip_the_tokens_branch(
 
 
 def test_many_pending_documents_are_not_asked_for_their_words(half: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not half.view.pending_match([["zebra"]])
-    monkeypatch.setattr("lightir.index.view.PENDING_ASKED", N_DOCS // 2 - 1)
-    assert half.view.pending_match([["zebra"]])
+    assert not half.view.words.pending_match([["zebra"]])
+    monkeypatch.setattr("lightir.index.view_words.PENDING_ASKED", N_DOCS // 2 - 1)
+    assert half.view.words.pending_match([["zebra"]])

@@ -193,7 +193,7 @@ def test_completions_count_all_segments_and_a_writers_changes(tmp_path: Path) ->
         for start in range(0, 60, 2):
             writer.add([Document(f"{i:02}", f"aa{'bcd'[i % 3]}{i:02} aab") for i in (start, start + 1)])
     with Index.open(tmp_path / "index") as index:
-        vocabulary = index.view.vocabulary
+        vocabulary = index.view.words.vocabulary
         assert len(index.view.segments) > 1
         assert vocabulary.completions("aa", 3) == ["aab", "aab00", "aab03"]
         assert vocabulary.completions("aab", 1) == ["aab00"]

@@ -18,7 +18,7 @@ def why_no_word(view: View, query: str) -> Iterator[str]:
     terms = view.analyzer.terms([query])[0]
     if not terms:
         yield "the query has no word to search; stop words, single letters and signs are none"
-    elif not any(map(view.frequency, terms)):
+    elif not any(map(view.words.frequency, terms)):
         if any(map(is_unspaced, query)) and not view.analyzer.cuts_pairs:
             yield (
                 f"the index was built with the analyzer {view.analyzer.name!r}, which does not cut this script into "

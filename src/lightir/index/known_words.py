@@ -21,7 +21,7 @@ WORDS_KEPT = 2**17
 class KnownWords:
     """Reads queries of ASCII words. Each word is analyzed and looked up once; the kernel splits texts and counts terms.
 
-    The twin is `WordMatching.expand` (lightir.search) with `View.token_queries`, which reads all queries.
+    The twin is `WordMatching.expand` (lightir.search) with `ViewWords.queries`, which reads all queries.
     """
 
     def __init__(self, analyzer: Analyzer, n_segments: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,16 +15,14 @@ from lightir.analysis import BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, from_json
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.index import metadata_filters
-from lightir.index.bm25 import K1, B, idf, mean_length
+from lightir.index.bm25 import K1, B, mean_length
 from lightir.index.index_options import IndexOptions
 from lightir.index.index_record import checked_record
-from lightir.index.known_words import KnownWords, TermFacts
 from lightir.index.metadata_filters import Filter
 from lightir.index.passages.naming import document_of, passage_ids_range, whole_document
 from lightir.index.phrases import WORDS_ALONE, Phrase
 from lightir.index.schema import Schema
 from lightir.index.segments.columns import Mask, MetadataSource
-from lightir.index.segments.dictionary import SortedStrings
 from lightir.index.segments.graph import walk_costs
 from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.live_segment import LiveSegment
@@ -33,12 +31,10 @@ from lightir.index.shared_property import shared_property
 from lightir.index.store import Store
 from lightir.index.store_file import STORE_FILE
 from lightir.index.stored_documents import DocKeys, DocumentFields
-from lightir.index.token_queries import Alternatives, TokenQueries
-from lightir.index.word_dictionary import WordDictionary
+from lightir.index.view_words import ViewWords
 from lightir.kernel.segments import DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.text import check_text
 from lightir.types import BRANCHES, Branch, Document, require_list
-from lightir.vectors import SparseVectors, row_entries
 
 if TYPE_CHECKING:
     from lightir.index.collection import CollectionCounts
@@ -47,12 +43,6 @@ Stored = TypeVar("Stored")
 
 FILTERS_KEPT = 16
 """Maximum number of filters, and of phrases, whose bitmaps a view caches."""
-
-TERMS_KEPT = 100_000
-"""Maximum number of query terms whose positions in the segments a view caches."""
-
-PENDING_ASKED = 4096
-"""Maximum number of pending documents whose terms a view lists, to tell which queries match none of them."""
 
 
 class View:
@@ -104,7 +94,6 @@ class View:
             opened = {live.number: live for live in before.segments}
         self.segments: tuple[LiveSegment, ...] = tuple(self._open(store.segments(), opened, skip_damaged))
         self._first_ords = np.array([live.first_ord for live in self.segments], dtype=np.int64)
-        self._terms: dict[str | int, TermFacts] = {}
         self._matching: OrderedDict[metadata_filters.Node, list[Mask]] = OrderedDict()
         self._phrases: OrderedDict[str, list[Mask]] = OrderedDict()
         self.n_scans = 0
@@ -200,18 +189,6 @@ class View:
     def waits(self) -> Mask:
         """(n,) bool by doc_ord, whether a document is pending, deleted documents included."""
         return np.concatenate([np.zeros(0, np.bool_), *(live.segment.pending for live in self.segments)])
-
-    @shared_property
-    def _pending_terms(self) -> list[tuple[int, frozenset[int]]]:
-        """Number of each segment with pending documents, and their terms' positions in its dictionary."""
-        held = []
-        for number, live in enumerate(self.segments):
-            stored = live.segment.tokens
-            if live.n_pending and stored is not None:
-                with live.segment.naming_damage():
-                    _, entries = row_entries(stored.indptr, np.flatnonzero(live.segment.pending & live.live))
-                    held.append((number, frozenset(stored.term_ids[entries].tolist())))
-        return held
 
     @shared_property
     def mean_length(self) -> float:
@@ -500,6 +477,16 @@ class View:
                 self._phrases.popitem(last=False)
         return masks
 
+    @shared_property
+    def words(self) -> ViewWords:
+        """The terms of the tokens branch, and queries for it.
+
+        Raises:
+            InvalidInput: the index has no tokens branch.
+        """
+        self.require("tokens")
+        return ViewWords(self.segments, self.analyzer, self.n_counted, self.collection)
+
     @property
     def word_analyzer(self) -> Analyzer:
         """The analyzer of words in texts that are shown or compared: of an index that counts none, WORDS_ALONE."""
@@ -520,161 +507,6 @@ class View:
         masks = self.matching(wanted) or []
         keys = [live.segment.doc_keys[mask] for live, mask in zip(self.segments, masks, strict=True)]
         return np.sort(np.concatenate([np.zeros(0, np.int64), *keys]))
-
-    def token_queries(
-        self,
-        rows: Sequence[Sequence[str | int]],
-        *,
-        idfs: bool = True,
-        alternatives: Sequence[Sequence[Alternatives]] = (),
-        analyzed: Sequence[Sequence[str]] = (),
-    ) -> TokenQueries:
-        """Return analyzed queries for the tokens branch.
-
-        Args:
-            rows: the terms of each query: words, or term ids of the model.
-            idfs: whether weights are count x idf, for BM25, or counts.
-            alternatives: further words of each query, for BM25; empty if no query has any. A term's weight is the sum
-                of its own and those that groups of alternatives give it: factor x idf of the group's most frequent one.
-            analyzed: `TokenQueries.analyzed`.
-
-        Raises:
-            InvalidInput: the index has no tokens branch.
-        """
-        self.require("tokens")
-        groups = alternatives if any(alternatives) else ()
-        named = {term for row in rows for term in row}
-        named.update(term for of_query in groups for group in of_query for term in group.terms)
-        terms, places, idf_of = [], [], []
-        for term in sorted(named):
-            df, positions, weight = self._facts(term)
-            if df:
-                terms.append(term)
-                places.append(positions)
-                idf_of.append(weight if idfs else 1.0)
-        position_of = {term: position for position, term in enumerate(terms)}
-        of_unknown = idf(self.n_counted, 0) if idfs else 1.0
-        # One query at a time in plain Python, since for a few queries each array operation costs more than it saves.
-        weights: list[list[tuple[int, float]]] = []
-        unknown = []
-        for row in rows:
-            counts: dict[int, int] = {}
-            for term in row:
-                position = position_of.get(term, -1)
-                counts[position] = counts.get(position, 0) + 1
-            unknown.append(of_unknown * counts.pop(-1, 0))
-            weights.append([(at, counts[at] * idf_of[at]) for at in sorted(counts)])
-        for i, of_query in enumerate(groups):
-            if of_query:
-                before = sum(value for _, value in weights[i])
-                weights[i] = self._with_alternatives(weights[i], of_query, position_of)
-                unknown[i] += before - sum(value for _, value in weights[i])
-                unknown[i] += self._weight_of_replaced(rows[i], of_query)
-        pairs = [pair for row in weights for pair in row]
-        vectors = SparseVectors.unchecked(
-            np.array([0, *itertools.accumulate(map(len, weights))], dtype=np.int64),
-            np.array([position for position, _ in pairs], dtype=np.uint32),
-            np.array([weight for _, weight in pairs], dtype=np.float32),
-            vocab_size=len(terms),
-        )
-        words = {term: group.word for of_query in groups for group in of_query for term in group.terms}
-        ids = np.ascontiguousarray(np.array(places, dtype=np.int64).reshape(len(terms), len(self.segments)).T)
-        return TokenQueries(terms, vectors, ids, words, np.array(unknown, dtype=np.float64), analyzed)
-
-    def _with_alternatives(
-        self, row: Sequence[tuple[int, float]], groups: Sequence[Alternatives], position_of: Mapping[str | int, int]
-    ) -> list[tuple[int, float]]:
-        """Return a query's positions and weights with those of its alternatives added, by ascending position."""
-        weights = dict(row)
-        for group in groups:
-            shared = idf(self.n_counted, max(self.frequency(term) for term in (*group.terms, group.own)))
-            for term, factor in zip(group.terms, group.factors, strict=True):
-                if (position := position_of.get(term)) is not None:
-                    weights[position] = weights.get(position, 0.0) + factor * shared
-        return sorted(weights.items())
-
-    def _weight_of_replaced(self, row: Sequence[str | int], groups: Sequence[Alternatives]) -> float:
-        """Return the weight of the words that have alternatives and are no terms of the query any more, each once."""
-        assert self.analyzer is not None  # there are alternatives to words alone
-        most: dict[str, float] = {}
-        for group in groups:
-            if not set(self.analyzer.terms([group.word])[0]) & set(row):
-                shared = idf(self.n_counted, max(self.frequency(term) for term in group.terms))
-                most[group.word] = max(most.get(group.word, 0.0), max(group.factors) * shared)
-        return sum(most.values())
-
-    def frequency(self, term: str | int) -> int:
-        """Return the number of documents that have a term."""
-        return self._facts(term)[0]
-
-    @shared_property
-    def vocabulary(self) -> WordDictionary:
-        """The words of the tokens branch, of all shards; none where its terms are the model's."""
-        if self.collection is not None:
-            terms = self.collection.terms
-            return WordDictionary([(terms, self.collection.df)] if isinstance(terms, SortedStrings) else [])
-        segments = [live.segment for live in self.segments if live.segment.has("tokens")]
-        parts = [(segment.terms, segment.df) for segment in segments if not self.counts_model_terms]
-        return WordDictionary([(terms, df) for terms, df in parts if isinstance(terms, SortedStrings)])
-
-    def pending_match(self, rows: Sequence[Sequence[str | int]]) -> bool:
-        """Return whether a pending document may have a term of a query; True if there are too many to ask.
-
-        Args:
-            rows: the terms of each query, as for `token_queries`.
-        """
-        if self.n_pending > PENDING_ASKED:
-            return True
-        asked = {term for row in rows for term in row}
-        return any(self._facts(term)[1][number] in held for number, held in self._pending_terms for term in asked)
-
-    def bag_queries(self, queries: SparseVectors) -> TokenQueries:
-        """Return queries with weights over the model's vocabulary for a tokens branch of bags; weights are unchanged.
-
-        Raises:
-            InvalidInput: the index has no tokens branch.
-        """
-        self.require("tokens")
-        distinct, positions = np.unique(queries.term_ids, return_inverse=True)
-        places = np.empty((len(self.segments), len(distinct)), dtype=np.int64)
-        for row, live in zip(places, self.segments, strict=True):
-            row[:] = live.segment.term_positions(distinct)
-        vectors = SparseVectors(queries.indptr, positions.astype(np.uint32), queries.weights, max(len(distinct), 1))
-        return TokenQueries(distinct.tolist(), vectors, places)
-
-    def known_word_queries(
-        self, texts: Sequence[str], corrects: Callable[[str], bool], *, asking: bool
-    ) -> TokenQueries | None:
-        """Return what `token_queries` returns for the words of texts; None if the kernel cannot read them.
-
-        Args:
-            texts: texts of n queries.
-            corrects: function that tells whether a term that no document has gets alternatives; always the same one.
-            asking: whether words such as "what" count beside other words.
-        """
-        known = self._known_words
-        return None if known is None else known.queries(texts, self._facts, corrects, asking=asking)
-
-    @shared_property
-    def _known_words(self) -> KnownWords | None:
-        if self.analyzer is None or self.analyzer.name in (*OF_A_MODEL, "chinese"):
-            return None  # ASCII texts are split in another way
-        return KnownWords(self.analyzer, len(self.segments))
-
-    def _facts(self, term: str | int) -> TermFacts:
-        facts = self._terms.get(term)
-        if facts is None:
-            positions = [live.segment.terms.find(term) for live in self.segments]  # type: ignore[arg-type]
-            pairs = zip(self.segments, positions, strict=True)
-            if self.collection is not None:
-                df = self.collection.frequency(term)
-            else:
-                df = sum(live.df(position) for live, position in pairs if position is not None)
-            facts = df, tuple(-1 if position is None else position for position in positions), idf(self.n_counted, df)
-            if len(self._terms) >= TERMS_KEPT:
-                self._terms.clear()
-            self._terms[term] = facts
-        return facts
 
 
 def _stored_options(record: Mapping[str, Any], where: str) -> IndexOptions:

@@ -43,11 +43,11 @@ def with_compounds(view: View, word: str, term: str) -> list[Alternatives]:
     language = view.analyzer.language
     if language not in LINKS:
         return []
-    kept = view.vocabulary.related
+    kept = view.words.vocabulary.related
     if term not in kept:
         if len(kept) >= KEPT_WORDS:
             kept.clear()
-        split = parts(term, language, lambda other: view.frequency(other) > 0)
+        split = parts(term, language, lambda other: view.words.frequency(other) > 0)
         kept[term] = _compounds(view, term, language), split
     compounds, split = kept[term]
     groups = [Alternatives(word, tuple(compounds), tuple(compounds.values()), own=term)] if compounds else []
@@ -58,14 +58,14 @@ def _compounds(view: View, term: str, language: str) -> dict[str, float]:
     """Return the compounds of two words, one of which is a term, each with its factor; the most frequent first."""
     if not can_be_part(term, language):
         return {}
-    beginning, ending = view.vocabulary.longer(term)
-    frequencies = {longer: view.frequency(longer) for longer in beginning | ending if longer.isalpha()}
+    beginning, ending = view.words.vocabulary.longer(term)
+    frequencies = {longer: view.words.frequency(longer) for longer in beginning | ending if longer.isalpha()}
     living = [longer for longer, frequency in frequencies.items() if frequency]  # deleted documents' terms stay a while
     compounds: dict[str, float] = {}
-    factor = BESIDE_THE_WORD if view.frequency(term) else 1.0
+    factor = BESIDE_THE_WORD if view.words.frequency(term) else 1.0
 
     def known(other: str) -> bool:
-        return view.frequency(other) > 0
+        return view.words.frequency(other) > 0
 
     for longer in sorted(living, key=lambda longer: (-frequencies[longer], longer))[:MAX_CANDIDATES]:
         if longer in ending and ends_compound(longer, term, language, known):

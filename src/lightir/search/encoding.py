@@ -80,7 +80,7 @@ class QueryCoding:
         if self.smoothing is None and (known := self.matching.known_queries(view, texts)) is not None:
             return known
         words = self.words(view, texts)
-        return view.token_queries(
+        return view.words.queries(
             words.rows, idfs=self.smoothing is None, alternatives=words.alternatives, analyzed=words.analyzed
         )
 
@@ -112,14 +112,14 @@ class QueryCoding:
     def _model_queries(self, view: View, encoder: QueryEncoder, vectors: QueryVectors) -> TokenQueries:
         if not view.holds_bags:
             rows = [vectors.term_ids.row(i).tolist() for i in range(len(vectors))]
-            return view.token_queries(rows, idfs=self.smoothing is None)
+            return view.words.queries(rows, idfs=self.smoothing is None)
         if vectors.sparse is None:
             raise InvalidInput(
                 "the query encoder has no sparse branch, but bags of tokens are searched with its weights"
             )
         if self.overlap:
             counted = SparseVectors.count(vectors.term_ids, vocab_size=vectors.sparse.vocab_size)
-            return view.bag_queries(counted.with_weights(np.ones_like(counted.weights)))
+            return view.words.bag_queries(counted.with_weights(np.ones_like(counted.weights)))
         if not weights_terms(encoder):
             raise InvalidInput(
                 f"the query encoder has no learned term weights, so {view.folder}, an index of bags, would be ranked "
@@ -127,7 +127,7 @@ class QueryCoding:
                 "the model (--mode beta --model MODEL; in Python FullQueryEncoder), or ask for plain token overlap "
                 "(--tokens overlap; in Python SearchOptions(overlap=True))"
             )
-        return view.bag_queries(vectors.sparse)
+        return view.words.bag_queries(vectors.sparse)
 
 
 def weights_terms(encoder: QueryEncoder) -> bool:

@@ -403,7 +403,7 @@ class PreparedSearch:
         _check_texts(query_ids, texts)
         words = self._bound.coding.words(self.view, texts)
         others = [term for of_query in words.alternatives for group in of_query for term in group.terms]
-        return not self.view.pending_match([*words.rows, others])
+        return not self.view.words.pending_match([*words.rows, others])
 
     @property
     def _allowed(self) -> list[Allowed] | None:

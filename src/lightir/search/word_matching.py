@@ -70,13 +70,13 @@ class WordMatching:
     def known_queries(self, view: View, texts: Sequence[str]) -> TokenQueries | None:
         """Return the queries of texts by the kernel; None if a word may get alternatives.
 
-        They are what `View.token_queries` makes of `expand`.
+        They are what `ViewWords.queries` makes of `expand`.
         """
         if not self.typos or self.as_you_type or self.synonyms is not None:
             return None
         if self.compounds and view.analyzer is not None and view.analyzer.language in LINKS:
             return None
-        return view.known_word_queries(
+        return view.words.known_queries(
             texts, lambda term: bool(_corrections(view, term, term)), asking=self.question_words
         )
 
@@ -89,7 +89,7 @@ class WordMatching:
         asking: frozenset[str] = frozenset()
         if not self.question_words and not _question_terms(analyzer).isdisjoint(row):
             asking = _question_terms_of(text, words)
-        corrects = self.typos and not all(map(view.frequency, row))
+        corrects = self.typos and not all(map(view.words.frequency, row))
         splits = self.compounds and analyzer.language in LINKS
         if not (self.as_you_type or self.synonyms is not None or corrects or splits or asking):
             return row, [], own
@@ -182,7 +182,7 @@ def _completions(view: View, text: str) -> Alternatives | None:
         return None
     word = view.analyzer.plain(last[0])
     own = view.analyzer.terms([last[0]])[0]
-    vocabulary = view.vocabulary
+    vocabulary = view.words.vocabulary
     longer = [term for term in vocabulary.completions(word, MAX_COMPLETIONS) if term not in own]
     if not longer and not any(vocabulary.frequency(term) for term in (word, *own)):
         begun = (word[:n] for n in range(len(word) - 1, LEAST_BEGINNING - 1, -1))
@@ -201,10 +201,10 @@ def _words_of_one_term(
 
 def _corrections(view: View, word: str, term: str) -> list[Alternatives]:
     """Return the near words of a word of a query; [] if a document has it."""
-    if not typos_allowed(term) or view.frequency(term):
+    if not typos_allowed(term) or view.words.frequency(term):
         return []
-    distances = view.vocabulary.near(term, distance=typos_allowed(term))
-    frequencies = {near: view.frequency(near) for near in distances if near.isalpha()}
+    distances = view.words.vocabulary.near(term, distance=typos_allowed(term))
+    frequencies = {near: view.words.frequency(near) for near in distances if near.isalpha()}
     living = [near for near, frequency in frequencies.items() if frequency]  # deleted documents' terms stay a while
     best = sorted(living, key=lambda near: (distances[near], -frequencies[near], near))[:MAX_NEAR]
     factors = tuple(FACTOR_OF_DISTANCE[distances[near]] for near in best)

@@ -31,7 +31,7 @@ def text_scores(view: View, query: str, texts: Sequence[str], *, raw: bool) -> l
     mean = view.mean_length if counts_words else sum(lengths) / max(len(lengths), 1)
     wanted = Counter(analyzer.terms([query])[0])
     weights = {
-        term: count * (idf(view.n_counted, view.frequency(term)) if counts_words else 1.0)
+        term: count * (idf(view.n_counted, view.words.frequency(term)) if counts_words else 1.0)
         for term, count in wanted.items()
     }
     norms = [K1 * (1 - B + B * length / mean) if mean > 0 else K1 for length in lengths]
