@@ -71,6 +71,7 @@ def test_an_index_ranks_as_the_whole_corpus_in_memory(tmp_path: Path, n: int, si
 
 
 @pytest.mark.data
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["scifact", "nfcorpus"])
 def test_real_collections_are_ranked_as_in_memory(tmp_path: Path, name: str) -> None:
     folder = real_collection(name)
