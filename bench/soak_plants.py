@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightir.errors import IndexLocked
-from lightir.index import Index, IndexWriter, removal, view, writer
+from lightir.index import Index, IndexWriter, removal, view_words, writer
 from lightir.search import Searcher
 from lightir.types import Document
 
@@ -51,8 +51,8 @@ def refused() -> None:
 
 def ranking() -> None:
     """Count one document too many in the statistics of BM25."""
-    real = view.idf
-    view.idf = lambda n_docs, df: real(n_docs + 1, df)  # type: ignore[attr-defined]
+    real = view_words.idf
+    view_words.idf = lambda n_docs, df: real(n_docs + 1, df)  # type: ignore[attr-defined]
 
 
 def vectors() -> None:

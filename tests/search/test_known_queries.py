@@ -114,10 +114,10 @@ def test_words_are_forgotten_when_there_are_too_many(index: Index, monkeypatch: 
     assert view.analyzer is not None
     known = KnownWords(view.analyzer, len(view.segments))
     for asked in (["safety kettle"], ["vaccine x2000"], ["safety vaccine kettle x2000"], ["kettle"], ["kettle"]):
-        queries = known.queries(asked, view._facts, lambda _: False, asking=False)
+        queries = known.queries(asked, view.words.facts, lambda _: False, asking=False)
         if queries is not None:  # a reader that forgot words of this query leaves it to Python
             require_equal(queries, by_python(view, asked, WordMatching())[0])
-    assert known.queries(["kettle"], view._facts, lambda _: False, asking=False) is not None
+    assert known.queries(["kettle"], view.words.facts, lambda _: False, asking=False) is not None
 
 
 def test_bad_arguments_of_the_reader() -> None:

@@ -74,7 +74,7 @@ class ViewWords:
         named.update(term for of_query in groups for group in of_query for term in group.terms)
         terms, places, idf_of = [], [], []
         for term in sorted(named):
-            df, positions, weight = self._facts(term)
+            df, positions, weight = self.facts(term)
             if df:
                 terms.append(term)
                 places.append(positions)
@@ -132,7 +132,7 @@ class ViewWords:
 
     def frequency(self, term: str | int) -> int:
         """Return the number of documents that have a term."""
-        return self._facts(term)[0]
+        return self.facts(term)[0]
 
     @shared_property
     def vocabulary(self) -> WordDictionary:
@@ -154,7 +154,7 @@ class ViewWords:
         if sum(live.n_pending for live in self._segments) > PENDING_ASKED:
             return True
         asked = {term for row in rows for term in row}
-        return any(self._facts(term)[1][number] in held for number, held in self._pending_terms for term in asked)
+        return any(self.facts(term)[1][number] in held for number, held in self._pending_terms for term in asked)
 
     @shared_property
     def _pending_terms(self) -> list[tuple[int, frozenset[int]]]:
@@ -188,7 +188,7 @@ class ViewWords:
             asking: whether words such as "what" count beside other words.
         """
         known = self._known_words
-        return None if known is None else known.queries(texts, self._facts, corrects, asking=asking)
+        return None if known is None else known.queries(texts, self.facts, corrects, asking=asking)
 
     @shared_property
     def _known_words(self) -> KnownWords | None:
@@ -196,7 +196,8 @@ class ViewWords:
             return None  # ASCII texts are split in another way
         return KnownWords(self._analyzer, len(self._segments))
 
-    def _facts(self, term: str | int) -> TermFacts:
+    def facts(self, term: str | int) -> TermFacts:
+        """Return a term's number of documents, its position in each segment's dictionary or -1, and its IDF."""
         facts = self._terms.get(term)
         if facts is None:
             positions = [live.segment.terms.find(term) for live in self._segments]  # type: ignore[arg-type]
