@@ -248,11 +248,17 @@ def print_search(
 
 
 def print_two_threads(index: Index, args: argparse.Namespace, queries: Queries) -> None:
-    """Print the time by the clock of hybrid searches on one and two threads, one query at a time."""
+    """Print the time by the clock of searches on one and two threads, one query at a time."""
     searchers = [Searcher(index, queries.searcher_parts[1], threads=threads) for threads in (1, 2)]
-    calls = [[lambda t=text, s=searcher: s.search([t], 10) for text in queries.texts] for searcher in searchers]
-    one, two = (in_words(least_ms(some, args.rounds, time.perf_counter_ns)) for some in calls)
-    print(f"    hybrid by the clock, k=10: one thread {one}; two threads {two}", flush=True)
+    for mode, depth in (("hybrid", None), ("hybrid", 100), ("sparse", None), ("sparse+tokens", None)):
+        options = SearchOptions(mode=mode, depth=depth)
+        calls = [
+            [lambda t=text, s=searcher, o=options: s.search([t], 10, o) for text in queries.texts]
+            for searcher in searchers
+        ]
+        one, two = (in_words(least_ms(some, args.rounds, time.perf_counter_ns)) for some in calls)
+        lists = f", lists of {depth}" if depth else ""
+        print(f"    {mode} by the clock{lists}, k=10: one thread {one}; two threads {two}", flush=True)
 
 
 def print_recall(searcher: Searcher, exact: Searcher, queries: Queries) -> None:

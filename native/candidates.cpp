@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "parallel.hpp"
@@ -214,24 +213,8 @@ size_t enlarged(size_t n, size_t more) {
     return std::min(std::min(n, most_documents) + std::min(more, most_documents), most_documents);
 }
 
-using Hits = std::vector<Hit>;
-
-// The numbers of the branches that are searched at the same time for one query; none if fewer than two can be.
-std::vector<size_t> searched_at_once(const std::vector<SearchedBranch>& branches, size_t n_queries,
-                                     const CandidateOptions& options) {
-    std::vector<size_t> out;
-    if (n_queries != 1 || options.n_threads == 1) return out;
-    const size_t n_fused = branches.size() - (options.fuses_last ? 0 : 1);
-    for (size_t b = 0; b < n_fused; ++b) {
-        if (branches[b].queries->beside_others()) out.push_back(b);
-    }
-    if (out.size() < 2) out.clear();
-    return out;
-}
-
-// The ranking of one query. made: lists of some branches; or empty.
-FusedTop ranked(const std::vector<SearchedBranch>& branches, size_t query, const CandidateOptions& options,
-                std::vector<std::optional<Hits>> made) {
+// The ranking of one query.
+FusedTop ranked(const std::vector<SearchedBranch>& branches, size_t query, const CandidateOptions& options) {
     const Excluded excluded(options, query);
     const size_t k = enlarged(options.k, excluded.size()), depth = enlarged(options.depth, excluded.size());
     if (branches.size() == 1 && options.also.size == 0) {
@@ -246,13 +229,11 @@ FusedTop ranked(const std::vector<SearchedBranch>& branches, size_t query, const
     for (size_t b = 0; b < branches.size(); ++b) {
         const SearchedBranch& branch = branches[b];
         const bool is_fused = options.fuses_last || b + 1 < branches.size();
-        const bool is_made = b < made.size() && made[b].has_value();
-        const bool watches = counts_outside(options.scale) && b > 0 && !is_made;
+        const bool watches = counts_outside(options.scale) && b > 0;
         if (watches) watched[b].doc_ords = union_of(lists);
         scorers.push_back(branch.queries->scorer(query));
         if (!is_fused) break;  // searched below, if that is needed
-        const Hits hits = is_made ? std::move(*made[b]) : branch.queries->top(query, depth, watches ? &watched[b] : nullptr);
-        lists.push_back(list_of(hits, options, depth));
+        lists.push_back(list_of(branch.queries->top(query, depth, watches ? &watched[b] : nullptr), options, depth));
         const bool known = !watched[b].scores.empty();
         const double reach = options.scale == Scale::absolute ? branch.queries->reach(query) : 1.0;
         fused.push_back({span_of(lists.back().doc_ords), span_of(lists.back().scores), scorers.back().get(),
@@ -275,6 +256,25 @@ FusedTop ranked(const std::vector<SearchedBranch>& branches, size_t query, const
     return in_places(best, waiting, options.columns ? branches.size() : 0, options.k);
 }
 
+// Makes the lists of one query for the branches that begin them; the others are prepared before.
+void search_in_steps(const std::vector<SearchedBranch>& branches, size_t depth, const CandidateOptions& options) {
+    constexpr size_t steps_per_thread = 2;  // so that a thread that is done with one branch helps with another
+    struct Step {
+        BranchQueries* queries;
+        size_t number;
+    };
+    std::vector<Step> whole, parts;
+    for (size_t b = 0; b < branches.size(); ++b) {
+        BranchQueries* queries = branches[b].queries;
+        const bool is_fused = options.fuses_last || b + 1 < branches.size();
+        const size_t n = is_fused ? queries->begin(depth, steps_per_thread * options.n_threads) : 0;
+        if (n == 0) queries->prepare(depth, options.n_threads);
+        for (size_t number = 0; number < n; ++number) (n == 1 ? whole : parts).push_back({queries, number});
+    }
+    whole.insert(whole.end(), parts.begin(), parts.end());  // the long ones first
+    parallel_for(whole.size(), options.n_threads, [&](size_t i) { whole[i].queries->step(whole[i].number); });
+}
+
 }  // namespace
 
 std::vector<FusedTop> search(const std::vector<SearchedBranch>& branches, size_t n_queries,
@@ -285,22 +285,13 @@ std::vector<FusedTop> search(const std::vector<SearchedBranch>& branches, size_t
     }
     const bool alone = branches.size() == 1 && options.also.size == 0;
     const size_t deepest = enlarged(alone ? options.k : options.depth, static_cast<size_t>(more));
-    const std::vector<size_t> at_once = searched_at_once(branches, n_queries, options);
-    for (size_t b = 0; b < branches.size(); ++b) {
-        if (std::find(at_once.begin(), at_once.end(), b) == at_once.end()) {
-            branches[b].queries->prepare(deepest, options.n_threads);
-        }
+    if (n_queries == 1 && options.n_threads > 1) {
+        search_in_steps(branches, deepest, options);
+    } else {
+        for (const SearchedBranch& branch : branches) branch.queries->prepare(deepest, options.n_threads);
     }
-    std::vector<std::optional<Hits>> made(at_once.empty() ? 0 : branches.size());
-    parallel_for(at_once.size(), options.n_threads, [&](size_t i) {
-        BranchQueries& queries = *branches[at_once[i]].queries;
-        queries.prepare(deepest, std::max(size_t{1}, options.n_threads / at_once.size()));
-        made[at_once[i]] = queries.top(0, deepest, nullptr);
-    });
     std::vector<FusedTop> rankings(n_queries);
-    parallel_for(n_queries, options.n_threads, [&](size_t query) {
-        rankings[query] = ranked(branches, query, options, at_once.empty() ? decltype(made){} : std::move(made));
-    });
+    parallel_for(n_queries, options.n_threads, [&](size_t query) { rankings[query] = ranked(branches, query, options); });
     return rankings;
 }
 

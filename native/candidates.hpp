@@ -17,16 +17,19 @@ class BranchQueries {
 public:
     virtual ~BranchQueries() = default;
 
-    // Does the work that all queries share, for lists of at most k documents. Called once, before `top`, on any thread.
+    // Does the work that all queries share, for lists of at most k documents. Called once, before `top`.
     virtual void prepare(size_t k, size_t n_threads) { static_cast<void>(k), static_cast<void>(n_threads); }
+
+    // Begins the list of a batch's only query, of at most k documents, in steps that may run at the same time. Returns their
+    // number, at most n_steps; 0 if the list does not take long or `prepare` divides the threads better. After all steps `top`
+    // returns the list, and `prepare` is not called.
+    virtual size_t begin(size_t k, size_t n_steps) { return static_cast<void>(k), static_cast<void>(n_steps), 0; }
+    virtual void step(size_t number) { static_cast<void>(number); }
 
     // Returns a query's k best documents, score down, then doc_ord up, with all that tie with the last of them, or a prefix
     // that holds every document that can be needed. May fill the scores of the watched documents, unless null. Called once per
     // query, for several queries at a time.
     virtual std::vector<Hit> top(size_t query, size_t k, Watched* watched) = 0;
-
-    // Whether the list of a query takes long enough to be made on a thread of its own beside the lists of other branches.
-    virtual bool beside_others() const { return false; }
 
     // Scores documents for a query.
     virtual std::unique_ptr<Scorer> scorer(size_t query) const = 0;
@@ -77,7 +80,7 @@ struct CandidateOptions {
 // or its score in the list if no document is fused. Its columns are NaN, except for its score in the last branch. Excluded
 // documents do not count in the list. If the last branch is not fused, its column is NaN for fused documents.
 //
-// Queries share the threads. Branches of one query alone that take long are searched at the same time.
+// Queries share the threads. The branches of one query alone that take long are searched at the same time.
 std::vector<FusedTop> search(const std::vector<SearchedBranch>& branches, size_t n_queries, const CandidateOptions& options);
 
 }  // namespace lightir

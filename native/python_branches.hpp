@@ -165,6 +165,14 @@ public:
         return std::make_unique<SparseScorer>(firsts_, segments_, query, saturation);
     }
 
+    // Begins a search of one query's best documents in at most n_steps steps.
+    std::unique_ptr<SegmentsSearch> begin(const SegmentedQuery& query, double mean, size_t k,
+                                          const std::vector<Bitmap>& allowed, size_t n_steps) const {
+        Saturation saturation = saturation_;
+        saturation.mean = mean;
+        return std::make_unique<SegmentsSearch>(firsts_, segments_, query, saturation, k, allowed, nullptr, n_steps);
+    }
+
     // Returns one query's best documents; the GIL need not be held.
     std::vector<Hit> top(const SegmentedQuery& query, double mean, size_t k, const std::vector<Bitmap>& allowed,
                          Watched* watched, size_t n_threads) const {
@@ -324,8 +332,13 @@ public:
 
     std::vector<Hit> top(size_t query, size_t, Watched*) override { return std::move(lists_[query]); }
 
-    // A scan of all rows divides the threads itself.
-    bool beside_others() const override { return rows_.has_graphs() && rows_.are_many(); }
+    // A graph takes one step. A scan of all rows is prepared, because its threads share the reading.
+    size_t begin(size_t k, size_t) override {
+        depth_ = k;
+        return rows_.has_graphs() && rows_.are_many() ? 1 : 0;
+    }
+
+    void step(size_t) override { prepare(depth_, 1); }
 
     std::unique_ptr<Scorer> scorer(size_t query) const override {
         return rows_.scorer({vectors_.data + query * dim_, dim_});
@@ -334,7 +347,7 @@ public:
 private:
     const DenseSegments& rows_;
     Span<float> vectors_;
-    size_t n_, dim_;
+    size_t n_, dim_, depth_ = 0;
     std::vector<std::vector<Hit>> lists_;
 };
 
@@ -355,10 +368,17 @@ public:
     }
 
     std::vector<Hit> top(size_t query, size_t k, Watched* watched) override {
+        if (search_ != nullptr) return search_->hits();
         return rows_.top(terms(query), mean_, k, *allowed, watched, threads_each_);
     }
 
-    bool beside_others() const override { return rows_.are_many(); }
+    size_t begin(size_t k, size_t n_steps) override {
+        if (!rows_.are_many()) return 0;
+        search_ = rows_.begin(terms(0), mean_, k, *allowed, n_steps);
+        return search_->n_steps();
+    }
+
+    void step(size_t number) override { search_->step(number); }
 
     std::unique_ptr<Scorer> scorer(size_t query) const override { return rows_.scorer(terms(query), mean_); }
 
@@ -391,6 +411,7 @@ private:
     double mean_;
     Span<double> unknown_;
     size_t threads_each_ = 1;
+    std::unique_ptr<SegmentsSearch> search_;  // of the only query, if it was begun
 };
 
 // A batch of queries from Python, and the arrays that it borrows: (DenseSegments, (n, dim) vectors), or (SparseSegments,

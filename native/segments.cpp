@@ -9,6 +9,7 @@
 
 #include "dense.hpp"
 #include "errors.hpp"
+#include "parallel.hpp"
 
 namespace lightir {
 
@@ -456,25 +457,54 @@ std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std:
     return found;
 }
 
-std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
-                                const SegmentedQuery& query, const Saturation& saturation, size_t k,
-                                const std::vector<Bitmap>& allowed, Watched* watched, size_t n_threads) {
-    const size_t n_docs = firsts[segments.size()];
-    k = std::min(k, n_docs);
+struct SegmentsSearch::State {
+    const FirstOrds& firsts;
+    const std::vector<SparseSegment>& segments;
+    SegmentedQuery query;
+    Saturation saturation;
+    size_t k;
     std::vector<SegmentList> lists;
+    std::unique_ptr<SparseSearch> exact;  // null if stored scores are bounds
+    std::vector<Hit> found;
+
+    std::vector<Hit> by_bounds();
+};
+
+SegmentsSearch::SegmentsSearch(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
+                               const SegmentedQuery& query, const Saturation& saturation, size_t k,
+                               const std::vector<Bitmap>& allowed, Watched* watched, size_t n_steps)
+    : state_(new State{firsts, segments, query, saturation, k, {}, nullptr, {}}) {
+    const size_t n_docs = firsts[segments.size()];
+    state_->k = k = std::min(k, n_docs);
+    std::vector<SegmentList>& lists = state_->lists;
     lists.reserve(segments.size());
     for (size_t s = 0; s < segments.size(); ++s) {
         const double part = static_cast<double>(firsts[s + 1] - firsts[s]) / std::max(1.0, static_cast<double>(n_docs));
         lists.emplace_back(segments[s], terms_of(query, s), firsts[s], saturation.mean, allowed[s],
                            static_cast<double>(k) * part);
     }
-    if (std::all_of(lists.begin(), lists.end(), [](const SegmentList& list) { return list.exact(); })) {
-        std::vector<SparsePart> parts;
-        for (const SegmentList& list : lists) {
-            if (list.matches()) parts.push_back(list.part());
-        }
-        return sparse_top_k(parts, n_docs, k, k == 0 ? nullptr : watched, n_threads);
+    if (!std::all_of(lists.begin(), lists.end(), [](const SegmentList& list) { return list.exact(); })) return;
+    std::vector<SparsePart> parts;
+    for (const SegmentList& list : lists) {
+        if (list.matches()) parts.push_back(list.part());
     }
+    state_->exact = std::make_unique<SparseSearch>(std::move(parts), n_docs, k, k == 0 ? nullptr : watched, n_steps);
+}
+
+SegmentsSearch::~SegmentsSearch() = default;
+
+size_t SegmentsSearch::n_steps() const { return state_->exact != nullptr ? state_->exact->n_steps() : 1; }
+
+void SegmentsSearch::step(size_t number) {
+    if (state_->exact != nullptr) state_->exact->step(number);
+    else state_->found = state_->by_bounds();
+}
+
+std::vector<Hit> SegmentsSearch::hits() {
+    return state_->exact != nullptr ? state_->exact->hits() : std::move(state_->found);
+}
+
+std::vector<Hit> SegmentsSearch::State::by_bounds() {
     KthBest best_so_far(k, 0.0f);
     for (SegmentList& list : lists) {
         if (list.current()) list.ask(k, best_so_far.value());
@@ -493,6 +523,14 @@ std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<Spars
         }
         if (!lacking) return best;
     }
+}
+
+std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
+                                const SegmentedQuery& query, const Saturation& saturation, size_t k,
+                                const std::vector<Bitmap>& allowed, Watched* watched, size_t n_threads) {
+    SegmentsSearch search(firsts, segments, query, saturation, k, allowed, watched, n_threads);
+    parallel_for(search.n_steps(), n_threads, [&](size_t number) { search.step(number); });
+    return search.hits();
 }
 
 }  // namespace lightir

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "arrays.hpp"
@@ -131,12 +132,34 @@ std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std:
                                              const float* queries, size_t n_queries, size_t dim, size_t k,
                                              size_t n_threads, const std::vector<Bitmap>& allowed);
 
-// Returns the same for one sparse query. A score stored for another mean length than saturation.mean bounds the exact score:
+// A search of one sparse query's k best documents over all segments, in steps that may run at the same time; there is one step
+// unless the stored scores are exact. A score stored for another mean length than saturation.mean bounds the exact score:
 // a saturation falls as 1 / mean rises, at most in proportion, so with r = current mean / stored mean the exact score is
 // between min(1, r) and max(1, r) times the stored one. Stored scores select candidates, whose exact scores are computed
 // from their counts. A segment is searched deeper until no remaining document can be among the best. Watched documents
-// get scores only if the stored scores are exact; otherwise `watched` keeps no scores. Several threads are used only
-// if the stored scores are exact.
+// get scores only if the stored scores are exact; otherwise `watched` keeps no scores.
+class SegmentsSearch {
+public:
+    SegmentsSearch(const SegmentsSearch&) = delete;
+    SegmentsSearch& operator=(const SegmentsSearch&) = delete;
+    // Borrows firsts, segments, the query's arrays and watched. allowed has one bitmap per segment. n_steps: maximum number.
+    SegmentsSearch(const FirstOrds& firsts, const std::vector<SparseSegment>& segments, const SegmentedQuery& query,
+                   const Saturation& saturation, size_t k, const std::vector<Bitmap>& allowed, Watched* watched,
+                   size_t n_steps);
+    ~SegmentsSearch();
+
+    size_t n_steps() const;
+    // Each step is called once.
+    void step(size_t number);
+    // Returns what segments_top_k of a dense query does, after all steps.
+    std::vector<Hit> hits();
+
+private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+// Makes all steps of a SegmentsSearch.
 std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
                                 const SegmentedQuery& query, const Saturation& saturation, size_t k,
                                 const std::vector<Bitmap>& allowed, Watched* watched = nullptr, size_t n_threads = 1);

@@ -484,7 +484,7 @@ std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery
 
 namespace {
 
-constexpr size_t postings_per_thread = size_t{1} << 17;  // fewer take less time than a thread takes to start
+constexpr size_t postings_per_step = size_t{1} << 17;  // fewer take less time than a thread takes to start
 
 // Blocks of one segment.
 struct Piece {
@@ -498,18 +498,18 @@ size_t n_postings_of(const SparsePart& part) {
     return part.narrow != nullptr ? n_postings(*part.narrow, part.query) : n_postings(*part.wide, part.query);
 }
 
-// Returns the pieces of each thread, in the order of the documents: about as many blocks for one as for another.
-std::vector<std::vector<Piece>> pieces_of(const std::vector<SparsePart>& parts, size_t n_threads) {
+// Returns the pieces of each step, in the order of the documents: about as many blocks for one as for another.
+std::vector<std::vector<Piece>> pieces_of(const std::vector<SparsePart>& parts, size_t n_steps) {
     const auto n_blocks = [](const SparsePart& part) { return (n_docs_of(part) + block_size - 1) / block_size; };
     size_t all_blocks = 0, all_postings = 0;
     for (const SparsePart& part : parts) all_blocks += n_blocks(part);
-    for (const SparsePart& part : parts) all_postings += n_threads > 1 ? n_postings_of(part) : 0;
-    n_threads = std::clamp(std::min(all_blocks, all_postings / postings_per_thread), size_t{1}, n_threads);
-    std::vector<std::vector<Piece>> out(n_threads);
+    for (const SparsePart& part : parts) all_postings += n_steps > 1 ? n_postings_of(part) : 0;
+    n_steps = std::clamp(std::min(all_blocks, all_postings / postings_per_step), size_t{1}, n_steps);
+    std::vector<std::vector<Piece>> out(n_steps);
     size_t block = 0;  // of all segments' blocks
     for (const SparsePart& part : parts) {
         for (size_t begin = 0, end = 0, n = n_blocks(part); begin < n; begin = end) {
-            const size_t share = block * n_threads / all_blocks, next = ((share + 1) * all_blocks + n_threads - 1) / n_threads;
+            const size_t share = block * n_steps / all_blocks, next = ((share + 1) * all_blocks + n_steps - 1) / n_steps;
             end = std::min(n, begin + (next - block));
             out[share].push_back({&part, {begin, end}});
             block += end - begin;
@@ -552,27 +552,55 @@ TopK walk_pieces(const std::vector<Piece>& pieces, size_t begin, size_t n_docs, 
     return best;
 }
 
-std::vector<Hit> walk_segments(const std::vector<std::vector<Piece>>& pieces, size_t n_docs, size_t k, Watched* watched,
-                               bool with_guesses) {
-    std::vector<TopK> found(pieces.size(), TopK(k, 0.0f));
-    parallel_for(pieces.size(), pieces.size(), [&](size_t i) {
-        const size_t begin = i == 0 || pieces[i].empty() ? 0 : first_ord(pieces[i][0]);
-        found[i] = walk_pieces(pieces[i], begin, n_docs, k, watched, with_guesses);
-    });
-    TopK& best = found[0];
-    for (size_t i = 1; i < found.size(); ++i) best.append(found[i]);
-    std::vector<Hit> hits = best.finish();
-    return complete(hits, best, k, 0.0f) ? hits : walk_segments(pieces, n_docs, k, watched, false);
+}  // namespace
+
+struct SparseSearch::State {
+    std::vector<SparsePart> parts;
+    size_t n_docs, k;
+    Watched* watched;
+    std::vector<std::vector<Piece>> pieces;
+    std::vector<TopK> found;
+
+    void step(size_t number, bool with_guesses) {
+        const std::vector<Piece>& some = pieces[number];
+        const size_t begin = number == 0 || some.empty() ? 0 : first_ord(some[0]);
+        found[number] = walk_pieces(some, begin, n_docs, k, watched, with_guesses);
+    }
+};
+
+SparseSearch::SparseSearch(std::vector<SparsePart> parts, size_t n_docs, size_t k, Watched* watched, size_t n_steps)
+    : state_(new State{std::move(parts), n_docs, std::min(k, n_docs), watched, {}, {}}) {
+    if (watched != nullptr) watched->scores.assign(watched->doc_ords.size(), 0.0f);
+    if (state_->k == 0) return;
+    state_->pieces = pieces_of(state_->parts, n_steps);
+    state_->found.assign(state_->pieces.size(), TopK(state_->k, 0.0f));
 }
 
-}  // namespace
+SparseSearch::~SparseSearch() = default;
+
+size_t SparseSearch::n_steps() const { return state_->pieces.size(); }
+
+void SparseSearch::step(size_t number) { state_->step(number, true); }
+
+std::vector<Hit> SparseSearch::hits() {
+    if (state_->found.empty()) return {};
+    const auto joined = [this] {
+        TopK& best = state_->found[0];
+        for (size_t i = 1; i < state_->found.size(); ++i) best.append(state_->found[i]);
+        return best;
+    };
+    TopK best = joined();
+    std::vector<Hit> hits = best.finish();
+    if (complete(hits, best, state_->k, 0.0f)) return hits;
+    for (size_t i = 0; i < n_steps(); ++i) state_->step(i, false);
+    return joined().finish();
+}
 
 std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched,
                               size_t n_threads) {
-    if (watched != nullptr) watched->scores.assign(watched->doc_ords.size(), 0.0f);
-    k = std::min(k, n_docs);
-    if (k == 0) return {};
-    return walk_segments(pieces_of(parts, n_threads), n_docs, k, watched, true);
+    SparseSearch search(parts, n_docs, k, watched, n_threads);
+    parallel_for(search.n_steps(), n_threads, [&](size_t number) { search.step(number); });
+    return search.hits();
 }
 
 template <typename W>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "arrays.hpp"
@@ -70,9 +71,29 @@ struct Watched {
     std::vector<float> scores;
 };
 
-// Returns the k best documents of all segments, by descending score, then ascending doc_ord, plus those of each segment's k
-// best that tie with the last, and with several threads perhaps more that do. n_docs includes the documents of omitted
-// segments. Watched documents get their scores from the accumulators, which costs less than a lookup.
+// A search of the k best documents of all segments, in steps that may run at the same time.
+class SparseSearch {
+public:
+    SparseSearch(const SparseSearch&) = delete;
+    SparseSearch& operator=(const SparseSearch&) = delete;
+    // n_docs includes the documents of omitted segments. Watched documents get their scores from the accumulators, which costs
+    // less than a lookup. n_steps: maximum number of steps; few postings take fewer.
+    SparseSearch(std::vector<SparsePart> parts, size_t n_docs, size_t k, Watched* watched, size_t n_steps);
+    ~SparseSearch();
+
+    size_t n_steps() const;
+    // Each step is called once.
+    void step(size_t number);
+    // Returns the k best documents, after all steps: by descending score, then ascending doc_ord, plus those of each segment's
+    // k best that tie with the last, and with several steps perhaps more that do.
+    std::vector<Hit> hits();
+
+private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+// Makes all steps of a SparseSearch.
 std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched = nullptr,
                               size_t n_threads = 1);
 

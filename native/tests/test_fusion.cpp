@@ -155,10 +155,6 @@ public:
     }
 
     std::unique_ptr<Scorer> scorer(size_t) const override { return make_(); }
-    bool beside_others() const override { return beside; }
-
-    bool beside = false;
-
 private:
     std::function<std::unique_ptr<Scorer>()> make_;
 };
@@ -243,28 +239,40 @@ void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, S
     for (size_t i = 0; i < texts.size(); ++i) expect(texts[i].size == (alone.doc_ords[i] == 1 ? 2u : 1u), "a document's id");
 }
 
-// A branch that is searched only while another one is.
-class Together : public ByScorer {
+// A branch whose list takes two steps, which end only when four steps have begun.
+class InSteps : public ByScorer {
 public:
-    Together(std::function<std::unique_ptr<Scorer>()> make, std::atomic<size_t>& n_begun)
-        : ByScorer(std::move(make)), n_begun_(n_begun) {
-        beside = true;
+    InSteps(std::function<std::unique_ptr<Scorer>()> make, std::atomic<size_t>& n_begun)
+        : ByScorer(std::move(make)), n_begun_(n_begun) {}
+
+    void prepare(size_t, size_t) override { is_prepared = true; }
+
+    size_t begin(size_t k, size_t n_steps) override {
+        expect(n_steps >= 2, "two steps a thread");
+        depth_ = k;
+        return 2;
     }
 
-    void prepare(size_t, size_t n_threads) override { threads_each = n_threads; }
-
-    std::vector<Hit> top(size_t query, size_t n, Watched* watched) override {
+    void step(size_t number) override {
         ++n_begun_;
         const auto given_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-        while (n_begun_ < 2 && std::chrono::steady_clock::now() < given_up) std::this_thread::yield();
-        expect(n_begun_ == 2, "two branches at the same time");
-        return ByScorer::top(query, n, watched);
+        while (n_begun_ < 4 && std::chrono::steady_clock::now() < given_up) std::this_thread::yield();
+        expect(n_begun_ == 4, "four steps at the same time");
+        parts_[number] = ByScorer::top(0, depth_, nullptr);
     }
 
-    size_t threads_each = 0;
+    std::vector<Hit> top(size_t query, size_t n, Watched* watched) override {
+        if (depth_ == 0) return ByScorer::top(query, n, watched);
+        expect(n == depth_ && parts_[0].size() == parts_[1].size(), "both steps are made before");
+        return parts_[1];
+    }
+
+    bool is_prepared = false;
 
 private:
     std::atomic<size_t>& n_begun_;
+    size_t depth_ = 0;
+    std::vector<Hit> parts_[2];
 };
 
 void branches_of_one_query_are_searched_at_the_same_time(unsigned seed, Scale scale) {
@@ -280,23 +288,24 @@ void branches_of_one_query_are_searched_at_the_same_time(unsigned seed, Scale sc
     how.scale = scale, how.rrf_k = 2.0, how.k = 6, how.depth = 5;
     ByScorer first(dense), second(terms), third(dense);
     const FusedTop expected = search({{&first, 0.5, true}, {&second, 0.3, true}, {&third, 0.2, true}}, 1, how)[0];
-    for (const size_t n_threads : {2u, 5u}) {
-        std::atomic<size_t> n_begun{0};
-        Together dense_beside(dense, n_begun), terms_beside(terms, n_begun);
-        how.n_threads = n_threads;
-        const FusedTop found =
-            search({{&dense_beside, 0.5, true}, {&terms_beside, 0.3, true}, {&third, 0.2, true}}, 1, how)[0];
-        expect(found.doc_ords == expected.doc_ords && found.scores == expected.scores, "as one after the other");
-        expect(dense_beside.threads_each == n_threads / 2 && terms_beside.threads_each == n_threads / 2, "threads divided");
-    }
-    // One branch of two, and a branch that is not fused, are searched as if there were one thread.
-    std::atomic<size_t> n_begun{1};
-    Together last(terms, n_begun);
-    first.beside = true, how.fuses_last = false;
+    how.n_threads = 4;
+    std::atomic<size_t> n_begun{0};
+    InSteps dense_steps(dense, n_begun), terms_steps(terms, n_begun);
+    const FusedTop found = search({{&dense_steps, 0.5, true}, {&terms_steps, 0.3, true}, {&third, 0.2, true}}, 1, how)[0];
+    expect(found.doc_ords == expected.doc_ords && found.scores == expected.scores, "as one after the other");
+    expect(!dense_steps.is_prepared && !terms_steps.is_prepared, "what is begun is not prepared");
+    // Several queries, one thread, and a branch that is not fused take no steps.
     const std::vector<uint8_t> pending(12, 0);
-    how.pending = span(pending);
+    for (const size_t n_threads : {1u, 4u}) {
+        InSteps whole(terms, n_begun);
+        how.n_threads = n_threads;
+        search({{&first, 0.5, true}, {&whole, 0.2, true}}, n_threads == 1 ? 1 : 2, how);
+        expect(whole.is_prepared, "no steps");
+    }
+    InSteps last(terms, n_begun);
+    how.fuses_last = false, how.pending = span(pending);
     search({{&first, 0.5, true}, {&third, 0.3, true}, {&last, 0.2, true}}, 1, how);
-    expect(last.threads_each == 5, "all threads for a branch that is searched after others");
+    expect(last.is_prepared, "no steps of a branch that is not fused");
 }
 
 // A branch of words that counts its searches.

@@ -138,12 +138,18 @@ class Terms : public BranchQueries {
 public:
     explicit Terms(const Data& data) : data_(data), segments_{data.segment()} {}
     std::vector<Hit> top(size_t query, size_t k, Watched* watched) override {
+        if (search_ != nullptr) return search_->hits();
         return segments_top_k(firsts_, segments_, terms(query), {}, k, std::vector<Bitmap>(1), watched);
     }
     std::unique_ptr<Scorer> scorer(size_t query) const override {
         return std::make_unique<SparseScorer>(firsts_, segments_, terms(query), Saturation{});
     }
-    bool beside_others() const override { return true; }
+    size_t begin(size_t k, size_t n_steps) override {
+        search_ = std::make_unique<SegmentsSearch>(firsts_, segments_, terms(0), Saturation{}, k, std::vector<Bitmap>(1),
+                                                   nullptr, n_steps);
+        return search_->n_steps();
+    }
+    void step(size_t number) override { search_->step(number); }
 
 private:
     SegmentedQuery terms(size_t query) const {
@@ -154,6 +160,7 @@ private:
     const Data& data_;
     FirstOrds firsts_{std::vector<uint32_t>{0, Data::n_docs}};
     std::vector<SparseSegment> segments_;
+    std::unique_ptr<SegmentsSearch> search_;
 };
 
 class Rows : public BranchQueries {
@@ -164,7 +171,8 @@ public:
                                 std::vector<Bitmap>(1));
     }
     std::vector<Hit> top(size_t query, size_t, Watched*) override { return lists_[query]; }
-    bool beside_others() const override { return true; }
+    size_t begin(size_t k, size_t) override { return depth_ = k, 1; }
+    void step(size_t) override { prepare(depth_, 1); }
     std::unique_ptr<Scorer> scorer(size_t query) const override {
         return std::make_unique<DenseScorer>(firsts_, segments_,
                                              Span<float>{data_.queries.data() + query * data_.width, data_.width});
@@ -175,6 +183,7 @@ private:
     FirstOrds firsts_{std::vector<uint32_t>{0, Data::n_docs}};
     std::vector<DenseSegment> segments_;
     std::vector<std::vector<Hit>> lists_;
+    size_t depth_ = 0;
 };
 
 Bytes whole_search(const Data& data, size_t n_threads) {
