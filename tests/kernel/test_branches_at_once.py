@@ -86,9 +86,9 @@ def test_any_number_of_threads_finds_the_same(branches: Branches, scale: Any, we
     (alone,) = search.search(queries, Request(10, 200))
     assert len(alone.doc_ords) == 10
     for threads in (2, 5):
-        (found,) = search.search(queries, Request(10, 200, threads))
-        np.testing.assert_array_equal(found.doc_ords, alone.doc_ords)
-        np.testing.assert_array_equal(found.scores, alone.scores)
+        (ranked,) = search.search(queries, Request(10, 200, threads))
+        np.testing.assert_array_equal(ranked.doc_ords, alone.doc_ords)
+        np.testing.assert_array_equal(ranked.scores, alone.scores)
         for name, column in alone.columns.items():
-            np.testing.assert_array_equal(found.columns[name].scores, column.scores)
-            np.testing.assert_array_equal(found.columns[name].ranks, column.ranks)
+            np.testing.assert_array_equal(ranked.columns[name].scores, column.scores)
+            np.testing.assert_array_equal(ranked.columns[name].ranks, column.ranks)
