@@ -400,7 +400,8 @@ def add_threads(parser: Arguments) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="number of threads; a single query uses several in scans of dense vectors and over many documents (default %(default)s)",
+        help="number of threads; a single query uses several in scans of dense vectors and over many documents "
+        "(default %(default)s)",
     )
 
 
