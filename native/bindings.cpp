@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_encoder.hpp"
 #include "bind_expansions.hpp"
 #include "bind_graph.hpp"
 #include "bind_hits.hpp"
@@ -189,4 +190,5 @@ NB_MODULE(_native, m) {
     bind_hits(m);
     bind_words(m);
     bind_graph(m);
+    bind_encoder(m);
 }

@@ -8,6 +8,10 @@
 #ifdef LIGHTIR_X86
 #include <cpuid.h>
 #endif
+#ifdef LIGHTIR_TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #ifdef LIGHTIR_ARM64
 #ifdef __APPLE__
 #include <sys/sysctl.h>
@@ -103,6 +107,27 @@ void use_level(const std::string& name) {
     }
     throw InvalidInput("kernel level '" + name + "' cannot be used here; this processor has: " + known);
 }
+
+#ifdef LIGHTIR_TILES
+static bool find_tiles() {
+    constexpr unsigned amx = 1u << 22 | 1u << 24;  // leaf 7, edx: AMX-BF16, AMX-TILE
+    constexpr unsigned avx512_bf16 = 1u << 5;      // leaf 7.1, eax
+    constexpr unsigned tile_registers = 0x60000;   // XCR0
+    constexpr long ask_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM of arch_prctl, for the whole process
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (levels().back() != &avx512_level || __get_cpuid(1, &a, &b, &c, &d) == 0 || !has(saved_registers(c), tile_registers)) return false;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || !has(d, amx)) return false;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || !has(a, avx512_bf16)) return false;
+    return syscall(SYS_arch_prctl, ask_permission, tile_data) == 0;
+}
+
+bool has_bfloat16_tiles() {
+    static const bool found = find_tiles();
+    return found && &level() == &avx512_level;
+}
+#else
+bool has_bfloat16_tiles() { return false; }
+#endif
 
 void use_level_from_environment() {
     const char* name = std::getenv("LIGHTIR_KERNEL");

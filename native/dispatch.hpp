@@ -19,4 +19,8 @@ void use_level(const std::string& name);
 // Selects the level that the environment variable LIGHTIR_KERNEL names, if it is set and not empty.
 void use_level_from_environment();
 
+// Whether this processor multiplies tiles of bfloat16 (AMX), the system lets this process do so, this build knows how,
+// and LIGHTIR_KERNEL names no lower level.
+bool has_bfloat16_tiles();
+
 }  // namespace lightir

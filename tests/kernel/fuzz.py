@@ -86,9 +86,10 @@ class Cases:
     def __init__(self) -> None:
         """Import the kernel, which `load_native` may have replaced."""
         from lightir import errors, kernel
-        from lightir.kernel import candidates, reference, segments
+        from lightir.kernel import bert, candidates, reference, segments
 
         self.kernel, self.reference, self.segments, self.candidates = kernel, reference, segments, candidates
+        self.encoders = bert
         self.refusals = (errors.InvalidInput, errors.FormatError)
         self.mistakes = (*self.refusals, TypeError, ValueError, MemoryError, OverflowError, AttributeError)
         self.kinds: list[Callable[[Generator], None]] = [
@@ -101,6 +102,7 @@ class Cases:
             self.words,
             self.passages,
             self.graphs,
+            self.encoder,
         ]
 
     def run(self, seed: int, number: int) -> None:
@@ -325,6 +327,32 @@ class Cases:
             [segments.queries(queries)], request
         ):
             assert len(set(ranked.doc_ords.tolist())) == min(n, 5)
+
+    def encoder(self, rng: Generator) -> None:
+        """Tiles give the states of the plain loops nearly, and ids and offsets of any kind are refused or encoded."""
+        width, n_heads, wide = 32 * int(rng.integers(1, 3)), int(rng.choice([1, 2, 4])), int(rng.integers(1, 70))
+
+        def weights(*shape: int) -> np.ndarray:
+            return rng.normal(size=shape, scale=0.3).astype(np.float32)
+
+        def pair(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+            return weights(rows, columns), weights(rows)
+
+        norm = (weights(width), weights(width))
+        square = [pair(width, width) for _ in range(4)]
+        layer = self.encoders.LayerWeights(*square, pair(wide, width), pair(width, wide), norm, norm)
+        arrays = (weights(9, width), weights(40, width), norm, [layer])
+        encoder = self.encoders.Encoder(*arrays, n_heads=n_heads, epsilon=1e-6)
+        ids = rng.integers(0, 9 + (rng.random() < 0.2), rng.integers(0, 90)).astype(np.uint32)
+        offsets = np.sort(np.array([0, *rng.integers(0, len(ids) + 1, rng.integers(0, 4)), len(ids)]))
+        offsets[rng.integers(len(offsets))] += rng.random() < 0.1
+        try:
+            plain = encoder.states(ids, offsets, threads=2, tiles=False)
+        except self.refusals:
+            return
+        assert plain.shape == (len(ids), width)
+        if self.encoders.has_tiles():
+            np.testing.assert_allclose(encoder.states(ids, offsets, threads=2), plain, atol=0.1)
 
 
 def load_native(path: str) -> None:

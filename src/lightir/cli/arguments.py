@@ -60,10 +60,11 @@ def add_encoding(parser: Arguments) -> None:
     """Declare how documents are encoded: --runtime, --batch-tokens, --compile, --dtype."""
     parser.add_argument(
         "--runtime",
-        choices=("auto", "torch", "onnx"),
+        choices=("auto", "torch", "onnx", "kernel"),
         default="auto",
-        help="program that runs the model: torch (lightir[train]), or onnx for encoders of the BERT family (ONNX "
-        "Runtime, lightir[encode]); auto (default) is torch if it is installed, else onnx",
+        help="program that runs the model: torch (lightir[train]), or for encoders of the BERT family onnx (ONNX "
+        "Runtime, lightir[encode]) or kernel (nothing to install; the fastest, on processors with AMX); auto (default) "
+        "is torch if it is installed, else onnx, else kernel",
     )
     parser.add_argument(
         "--batch-tokens",

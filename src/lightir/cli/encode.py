@@ -40,6 +40,7 @@ from lightir.quantities import counted
 
 if TYPE_CHECKING:
     from lightir.runtime.documents import EncodeReport
+    from lightir.runtime.encode_options import Program
 
 HELP = "encode documents into vectors (needs lightir[encode] or lightir[train])"
 ON_INTERRUPT = "finished shards are kept (all but about the last minute): add --resume to the same command to continue"
@@ -173,7 +174,7 @@ def _run_model(args: argparse.Namespace) -> None:
     _print_report(report, runtime, args)
 
 
-def _print_report(report: EncodeReport, runtime: str, args: argparse.Namespace) -> None:
+def _print_report(report: EncodeReport, runtime: Program, args: argparse.Namespace) -> None:
     """Print the counts and the speed, as JSON or as lines."""
     from lightir.runtime.encode_options import RUNTIME_NAMES
 

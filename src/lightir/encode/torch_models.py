@@ -24,8 +24,8 @@ def load_encoder(model: LightRetriever | str | os.PathLike[str], options: Encode
     Raises:
         InvalidInput: the options name a dtype, device or quantization for a loaded model, or another runtime.
     """
-    if options.runtime == "onnx":
-        raise InvalidInput("the runtime 'onnx' only encodes documents; this needs the model in torch")
+    if options.runtime not in ("auto", "torch"):
+        raise InvalidInput(f"the runtime {options.runtime!r} only encodes documents; this needs the model in torch")
     if isinstance(model, LightRetriever):
         if options.dtype != "auto" or options.device != "auto" or options.quantize:
             raise InvalidInput("a loaded model keeps its weights, dtype and device; give its folder to choose others")

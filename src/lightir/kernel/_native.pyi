@@ -137,6 +137,23 @@ class GraphBuilder:
     def n_bytes(self) -> int: ...
 
 def most_graph_bytes(n: int, element: str, shape: tuple[int, int], /) -> int: ...
+def has_bfloat16_tiles() -> bool: ...
+
+class Encoder:
+    def __init__(
+        self,
+        words: _Array,
+        positions: _Array,
+        norm: tuple[_Array, ...],
+        layers: list[tuple[npt.NDArray[np.float32], ...]],
+        activation: _Array,
+        sizes: tuple[int, int],
+        numbers: tuple[float, float],
+        /,
+    ) -> None: ...
+    def encode(
+        self, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64], n_threads: int, tiles: bool, /
+    ) -> npt.NDArray[np.float32]: ...
 
 class StoredGraph:
     def __init__(self, stored: _Array, element: str, width: int, n_rows: int, most_neighbors: int, /) -> None: ...

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from typing import Protocol
 
 from lightir.contract import Contract
+from lightir.runtime.encode_options import Program
 from lightir.runtime.frames import Framed
 from lightir.text import TextTokenizer
 from lightir.types import Document
@@ -19,7 +20,7 @@ class DocumentModel(Protocol):
     contract: Contract
 
     @property
-    def runtime(self) -> Literal["torch", "onnx"]:
+    def runtime(self) -> Program:
         """Program that runs the model."""
         ...
 

@@ -7,9 +7,10 @@ from typing import Literal, get_args
 
 from lightir.errors import InvalidInput
 
-Runtime = Literal["auto", "torch", "onnx"]
+Program = Literal["torch", "onnx", "kernel"]
+Runtime = Literal["auto", "torch", "onnx", "kernel"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-RUNTIME_NAMES = {"torch": "torch", "onnx": "ONNX Runtime"}
+RUNTIME_NAMES: dict[Program, str] = {"torch": "torch", "onnx": "ONNX Runtime", "kernel": "lightir's kernel"}
 """Names of the runtimes in messages."""
 
 Quantizer = Literal["int8", "int8-dynamic", "int4", "nf4"]
@@ -27,7 +28,7 @@ class EncodeOptions:
         batch_tokens: maximum number of tokens of a forward pass, padding included; a longer document is a batch by
             itself. None is 2,048 on a CPU and 8,192 on a GPU.
         dtype: dtype of the weights. "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else float32.
-            Must be "auto" for a loaded model.
+            Always float32 by ONNX Runtime, bfloat16 by the kernel. Must be "auto" for a loaded model.
         device: torch device; "auto" is a GPU if there is one, else the CPU. Must be "auto" for a loaded model.
         compile: whether the model's layers are compiled, which requires a C++ compiler and makes encoding on a CPU 1.3
             to 1.7 times as fast. None compiles on a CPU if the corpus is large enough to repay the seconds that
@@ -37,8 +38,9 @@ class EncodeOptions:
             folder. Must be None for a loaded model.
         shard_size: maximum number of documents that are written together, and the most that an interruption loses.
             Shards are smaller if 64 full batches of tokens hold fewer documents.
-        runtime: program that runs the model: "torch", or "onnx" (ONNX Runtime, the extra `encode`) for encoders of the
-            BERT family. "auto" is torch if it is installed, else ONNX Runtime. Must be "auto" for a loaded model.
+        runtime: program that runs the model: "torch"; for encoders of the BERT family also "onnx" (ONNX Runtime, the
+            extra `encode`), and "kernel" (nothing to install, and the fastest, on processors with AMX). "auto" is torch
+            if it is installed, else ONNX Runtime, else the kernel. Must be "auto" for a loaded model.
     """
 
     batch_tokens: int | None = None

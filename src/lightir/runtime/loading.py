@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract, refuse_external
 from lightir.errors import InvalidInput, MissingExtra
+from lightir.kernel.bert import has_tiles
 from lightir.runtime.backbone_files import backbone_path
 from lightir.runtime.document_model import DocumentModel
-from lightir.runtime.encode_options import RUNTIMES, EncodeOptions, Runtime
+from lightir.runtime.encode_options import RUNTIME_NAMES, RUNTIMES, EncodeOptions, Program, Runtime
 from lightir.runtime.frames import Framing
 
 TORCH_LOADER = "lightir.encode.torch_models"
@@ -40,8 +42,8 @@ def has_onnxruntime() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
-def choose_runtime(contract: Contract, wanted: Runtime = "auto") -> Literal["torch", "onnx"]:
-    """Return the program that runs a model: the wanted one; for "auto" torch if it is installed, else ONNX Runtime.
+def choose_runtime(contract: Contract, wanted: Runtime = "auto") -> Program:
+    """Return the program that runs a model: the wanted one; for "auto" torch, else ONNX Runtime, else the kernel.
 
     Raises:
         InvalidInput: an unknown runtime.
@@ -53,18 +55,20 @@ def choose_runtime(contract: Contract, wanted: Runtime = "auto") -> Literal["tor
         if not has_torch():
             raise MissingExtra(f"torch is not installed ({TORCH_SIZE}): pip install 'lightir[train]'")
         return "torch"
-    if not has_onnxruntime():
-        if wanted == "onnx":
-            raise MissingExtra(f"ONNX Runtime is not installed ({ONNX_SIZE}): pip install 'lightir[encode]'")
+    if wanted == "onnx" and not has_onnxruntime():
+        raise MissingExtra(f"ONNX Runtime is not installed ({ONNX_SIZE}): pip install 'lightir[encode]'")
+    runtime: Program = "onnx" if wanted == "onnx" or (wanted == "auto" and has_onnxruntime()) else "kernel"
+    if wanted == "auto" and runtime == "kernel" and not (has_tiles() and contract.sparse is None):
         raise MissingExtra(WITHOUT_RUNTIME)
     if reason := needs_torch(contract):
         kind = InvalidInput if has_torch() else MissingExtra
-        raise kind(f"{reason}, which ONNX Runtime does not run here; torch does: pip install 'lightir[train]'")
-    return "onnx"
+        name = RUNTIME_NAMES[runtime]
+        raise kind(f"{reason}, which {name} does not run here; torch does: pip install 'lightir[train]'")
+    return runtime
 
 
 def needs_torch(contract: Contract) -> str:
-    """Return why a model can only be run by torch; "" if ONNX Runtime can run it too."""
+    """Return why a model can only be run by torch; "" if others can run it too."""
     record = contract.backbone
     if record.kind != "encoder":
         return f"{record.address} is a causal language model"
@@ -80,7 +84,7 @@ def needs_torch(contract: Contract) -> str:
     return ""
 
 
-def require_runtime(folder: Path, wanted: Runtime = "auto") -> Literal["torch", "onnx"]:
+def require_runtime(folder: Path, wanted: Runtime = "auto") -> Program:
     """Return the program that runs the model of a folder (`choose_runtime`), whose backbone is here or on a hub.
 
     Raises:
@@ -109,12 +113,13 @@ def load_model(model: DocumentModel | str | os.PathLike[str], options: EncodeOpt
     folder = resolve_model_folder(model)
     contract = Contract.load(folder)
     refuse_external(contract, str(folder))
-    if choose_runtime(contract, options.runtime) == "torch":
+    runtime = choose_runtime(contract, options.runtime)
+    if runtime == "torch":
         loaded: DocumentModel = _torch_loader().load_encoder(folder, options)
         return loaded
-    from lightir.runtime.onnx_encoder import OnnxEncoder
+    from lightir.runtime.bert_encoder import BertEncoder
 
-    return OnnxEncoder.load(folder, options)
+    return BertEncoder.load(folder, replace(options, runtime=runtime))
 
 
 def load_framing(folder: Path, options: EncodeOptions) -> Framing:
@@ -122,7 +127,7 @@ def load_framing(folder: Path, options: EncodeOptions) -> Framing:
 
     Args:
         folder: model folder.
-        options: options of loading the model, whose runtime is "torch" or "onnx".
+        options: options of loading the model, whose runtime is not "auto".
 
     Raises:
         InvalidInput, NotFound, ContractMismatch, FormatError: as `load_model`.
@@ -131,7 +136,7 @@ def load_framing(folder: Path, options: EncodeOptions) -> Framing:
     if options.runtime == "torch":
         framing: Framing = _torch_loader().load_framing(folder)
         return framing
-    from lightir.runtime.onnx_encoder import load_framing
+    from lightir.runtime.bert_encoder import load_framing
 
     return load_framing(folder, options)
 
@@ -140,7 +145,7 @@ def device_and_dtype(options: EncodeOptions) -> tuple[str, str]:
     """Return the device and the dtype of the weights that the options choose on this machine, such as "cpu", "float32".
 
     Args:
-        options: options of loading the model, whose runtime is "torch" or "onnx".
+        options: options of loading the model, whose runtime is not "auto".
 
     Raises:
         InvalidInput: the runtime does not support the options, or this machine lacks the device.
@@ -148,10 +153,10 @@ def device_and_dtype(options: EncodeOptions) -> tuple[str, str]:
     if options.runtime == "torch":
         chosen: tuple[str, str] = _torch_loader().device_and_dtype(options)
         return chosen
-    from lightir.runtime.onnx_encoder import require_supported
+    from lightir.runtime.bert_encoder import require_supported
 
     require_supported(options)
-    return "cpu", "float32"
+    return "cpu", "bfloat16" if options.runtime == "kernel" else "float32"
 
 
 def _torch_loader() -> Any:

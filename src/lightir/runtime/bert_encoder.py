@@ -1,4 +1,4 @@
-"""Encoders of the BERT family, run by ONNX Runtime: document vectors without torch."""
+"""Encoders of the BERT family, run by ONNX Runtime or the kernel: document vectors without torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from safetensors import SafetensorError
@@ -19,8 +18,9 @@ from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.runtime.backbone_files import backbone_path, weights_hash
 from lightir.runtime.bert_files import BertFiles, MaskedHead
 from lightir.runtime.bert_graph import STATES, bert_graph
-from lightir.runtime.encode_options import BATCH_TOKENS, EncodeOptions
+from lightir.runtime.encode_options import BATCH_TOKENS, RUNTIME_NAMES, EncodeOptions, Program
 from lightir.runtime.frames import Framed, Framing
+from lightir.runtime.kernel_session import KernelSession, require_tiles
 from lightir.runtime.onnx_session import OnnxSession
 from lightir.runtime.onnx_sparse import OnnxSparseHead
 from lightir.text import TextTokenizer
@@ -36,7 +36,7 @@ class Standardization:
     deviation: Floats | None = None
 
 
-class OnnxEncoder:
+class BertEncoder:
     """A dense model over an encoder of the BERT family, as a `lightir.runtime.document_model.DocumentModel`."""
 
     def __init__(
@@ -47,8 +47,9 @@ class OnnxEncoder:
         *,
         sparse: OnnxSparseHead | None = None,
         int8: bool = False,
+        by_kernel: bool = False,
     ) -> None:
-        """Build the graph and start a session on all cores of the process.
+        """Start a session on all cores of the process.
 
         Args:
             files: settings, weights and tokenizer of the encoder.
@@ -56,19 +57,24 @@ class OnnxEncoder:
             standardization: standardization of the dense head.
             sparse: sparse head, if the contract has one.
             int8: whether the layers multiply 8-bit integers, see `bert_graph`.
+            by_kernel: whether the kernel runs the encoder, else ONNX Runtime.
+
+        Raises:
+            InvalidInput: the kernel does not support the encoder's width or activation.
         """
         assert contract.dense is not None
         self.contract = contract
         self._files, self._dense, self._standardization = files, contract.dense, standardization
         self._sparse = sparse
-        self._session = OnnxSession(bert_graph(files, int8=int8), STATES)
+        self._by_kernel = by_kernel
+        self._session = KernelSession(files) if by_kernel else OnnxSession(bert_graph(files, int8=int8), STATES)
 
     @classmethod
-    def load(cls, folder: Path, options: EncodeOptions) -> OnnxEncoder:
+    def load(cls, folder: Path, options: EncodeOptions) -> BertEncoder:
         """Load a model folder whose contract needs no torch.
 
         Raises:
-            InvalidInput: an option, an architecture or a setting of the model that ONNX Runtime does not support here.
+            InvalidInput: an option, an architecture or a setting of the model that the runtime does not support here.
             NotFound: the encoder is not installed, or a file is missing.
             MissingExtra: the package of the encoder is not installed.
             ContractMismatch: the files differ from the contract's.
@@ -76,15 +82,17 @@ class OnnxEncoder:
         """
         require_supported(options)
         contract = Contract.load(folder)
+        int8, by_kernel = options.quantize == "int8-dynamic", options.runtime == "kernel"
+        if by_kernel and contract.sparse is not None:
+            raise InvalidInput("the runtime 'kernel' has no learned sparse vectors; use --runtime onnx or torch")
         files = _read_encoder(folder, contract)
-        int8 = options.quantize == "int8-dynamic"
         heads, sparse = _standardization(folder, contract), _sparse_head(folder, contract, int8=int8)
-        return cls(files, contract, heads, sparse=sparse, int8=int8)
+        return cls(files, contract, heads, sparse=sparse, int8=int8, by_kernel=by_kernel)
 
     @property
-    def runtime(self) -> Literal["onnx"]:
+    def runtime(self) -> Program:
         """Program that runs the model."""
-        return "onnx"
+        return "kernel" if self._by_kernel else "onnx"
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -102,13 +110,15 @@ class OnnxEncoder:
         return None
 
     def prepared(self, compile: bool | None, expected_tokens: float) -> AbstractContextManager[None]:
-        """Return a context that does nothing: the session optimized its graph when it started.
+        """Return a context that does nothing: the session prepared its layers when it started.
 
         Raises:
             InvalidInput: compiling is asked for.
         """
         if compile:
-            raise InvalidInput("--compile is for the runtime torch; ONNX Runtime has nothing to compile")
+            raise InvalidInput(
+                f"--compile is for the runtime torch; {RUNTIME_NAMES[self.runtime]} has nothing to compile"
+            )
         return contextlib.nullcontext()
 
     def frame_documents(self, documents: Sequence[Document]) -> list[Framed]:
@@ -117,9 +127,13 @@ class OnnxEncoder:
 
     def encode_framed(self, framed: Sequence[Framed]) -> tuple[Floats | None, SparseVectors | None]:
         """Return the stored vectors of framed documents: (n, dim) float32, quantized impacts; None without."""
-        states = self._session.run([ids for ids, _, _ in framed], padding=self._files.eos_id)
+        texts = [ids for ids, _, _ in framed]
+        if isinstance(self._session, KernelSession):
+            states: Sequence[Floats] = self._session.run(texts)
+        else:
+            states = list(self._session.run(texts, padding=self._files.eos_id))
         spans = [pooled_span(text, self._dense, self.contract.document.ends) for text in framed]
-        pooled = np.stack([states[row, a:b].mean(axis=0) for row, (a, b) in enumerate(spans)])
+        pooled = np.stack([states[row][a:b].mean(axis=0) for row, (a, b) in enumerate(spans)])
         return self._comparable(pooled), None if self._sparse is None else self._sparse.encode(framed)
 
     def _comparable(self, pooled: Floats) -> Floats:
@@ -150,10 +164,10 @@ def pooled_span(framed: Framed, head: DenseHead, ends: int) -> tuple[int, int]:
 
 
 def load_framing(folder: Path, options: EncodeOptions) -> Framing:
-    """Load the tokenizer and contract of a model folder, as `OnnxEncoder.load` checks them, without a session.
+    """Load the tokenizer and contract of a model folder, as `BertEncoder.load` checks them, without a session.
 
     Raises:
-        InvalidInput, NotFound, MissingExtra, ContractMismatch, FormatError: as `OnnxEncoder.load`.
+        InvalidInput, NotFound, MissingExtra, ContractMismatch, FormatError: as `BertEncoder.load`.
     """
     require_supported(options)
     contract = Contract.load(folder)
@@ -173,13 +187,24 @@ def _read_encoder(folder: Path, contract: Contract) -> BertFiles:
 
 
 def require_supported(options: EncodeOptions) -> None:
-    """Refuse options that ONNX Runtime does not support here.
+    """Refuse options that the runtime does not support here.
 
     Raises:
-        InvalidInput: another device than the CPU, bfloat16, or another quantization than int8-dynamic.
+        InvalidInput: another device than the CPU, a dtype or a quantization that the runtime lacks, or a processor
+            without tiles for the kernel.
     """
     if options.device not in ("auto", "cpu"):
-        raise InvalidInput(f"the runtime 'onnx' runs on the CPU, not on device {options.device!r}; use --runtime torch")
+        name = options.runtime
+        raise InvalidInput(
+            f"the runtime {name!r} runs on the CPU, not on device {options.device!r}; use --runtime torch"
+        )
+    if options.runtime == "kernel":
+        if options.dtype == "fp32" or options.quantize:
+            raise InvalidInput(
+                "the runtime 'kernel' computes in bfloat16 alone; for others use --runtime onnx or torch"
+            )
+        require_tiles()
+        return
     if options.dtype == "bf16":
         raise InvalidInput("the runtime 'onnx' has no bfloat16; use --dtype fp32, or --quantize int8-dynamic for speed")
     if options.quantize not in (None, "int8-dynamic"):

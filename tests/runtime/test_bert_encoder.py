@@ -1,4 +1,4 @@
-"""Encoders run by ONNX Runtime, against their definition in float64; neither needs torch."""
+"""Encoders run by ONNX Runtime or the kernel, against their definition in float64; none needs torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from safetensors.numpy import load_file, save_file
 
 from lightir.contract import DenseHead, SparseHead, hash_arrays
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, MissingExtra, NotFound
-from lightir.runtime import loading
+from lightir.runtime import bert_encoder, kernel_session, loading
+from lightir.runtime.bert_encoder import BertEncoder
 from lightir.runtime.bert_graph import quantize_columns
 from lightir.runtime.documents import encode_corpus, encode_shard
 from lightir.runtime.encode_options import EncodeOptions
 from lightir.runtime.loading import choose_runtime, load_model
-from lightir.runtime.onnx_encoder import OnnxEncoder
 from lightir.runtime.onnx_session import n_threads
 from lightir.shards import VectorsReader
 from lightir.types import Document
 from tiny_bert import BEGIN, END, HIDDEN, POSITIONS, Weights, bert_states, byte_tokenizer, save_bert, save_model
 
 pytest.importorskip("onnxruntime")
-ONNX = EncodeOptions(runtime="onnx")
+ONNX, KERNEL = EncodeOptions(runtime="onnx"), EncodeOptions(runtime="kernel")
 TEXTS = ["", "a", "some words of a text", "b" * 200, "zwölf boxkämpfer", "a text of medium length, cut nowhere"]
 DOCUMENTS = [Document(f"d{i}", text) for i, text in enumerate(TEXTS)]
 
@@ -213,20 +213,70 @@ def test_the_runtime_is_torch_if_it_is_installed_else_onnx(tmp_path: Path, monke
     assert (choose_runtime(contract), choose_runtime(contract, "onnx")) == ("torch", "onnx")
     with pytest.raises(InvalidInput, match="is a causal language model, which ONNX Runtime does not run here"):
         choose_runtime(causal, "onnx")
-    with pytest.raises(InvalidInput, match="runtime 'tpu': expected one of auto, torch, onnx"):
+    with pytest.raises(InvalidInput, match="runtime 'tpu': expected one of auto, torch, onnx, kernel"):
         choose_runtime(contract, "tpu")  # type: ignore[arg-type]
     installed(torch=False, onnx=True)
     assert choose_runtime(contract) == "onnx"
-    assert isinstance(load_model(tmp_path / "model", EncodeOptions()), OnnxEncoder)
+    assert isinstance(load_model(tmp_path / "model", EncodeOptions()), BertEncoder)
     with pytest.raises(MissingExtra, match=r"learned sparse vectors.*pip install 'lightir\[train\]'"):
         choose_runtime(sparse)
     with pytest.raises(MissingExtra, match=r"torch is not installed.*lightir\[train\]"):
         choose_runtime(contract, "torch")
     installed(torch=False, onnx=False)
-    with pytest.raises(MissingExtra, match=r"pip install 'lightir\[encode\]' \(ONNX Runtime, 77 MB"):
-        choose_runtime(contract)
+    monkeypatch.setattr(loading, "has_tiles", lambda: True)
+    assert choose_runtime(contract) == "kernel"
+    for model, tiles in ((contract, False), (sparse, True)):
+        monkeypatch.setattr(loading, "has_tiles", lambda tiles=tiles: tiles)
+        with pytest.raises(MissingExtra, match=r"pip install 'lightir\[encode\]' \(ONNX Runtime, 77 MB"):
+            choose_runtime(model)
     with pytest.raises(MissingExtra, match=r"ONNX Runtime is not installed \(77 MB\)"):
         choose_runtime(contract, "onnx")
+
+
+@pytest.mark.parametrize(("kind", "activation"), [("bert", "gelu"), ("roberta", "gelu_new"), ("distilbert", "gelu")])
+def test_the_kernel_gives_nearly_the_vectors_of_the_definition(
+    kind: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bert_encoder, "require_tiles", lambda: None)  # other processors do what tiles do in loops
+    weights = save_bert(tmp_path / "encoder", kind, hidden_act=activation)
+    save_model(tmp_path / "model", tmp_path / "encoder")
+    model = load_model(tmp_path / "model", KERNEL)
+    vectors, sparse = model.encode_framed(model.frame_documents(DOCUMENTS))
+    expected = unit(np.array([pooled(weights, text, "mean_all", kind, activation) for text in TEXTS]))
+    assert vectors is not None
+    assert (vectors * expected).sum(axis=1).min() > 0.999
+    assert (model.runtime, sparse) == ("kernel", None)
+    with pytest.raises(InvalidInput, match="lightir's kernel has nothing to compile"):
+        model.prepared(True, 1e9)
+
+
+def test_what_the_kernel_does_not_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_bert(tmp_path / "encoder", hidden_act="relu")
+    contract = save_model(tmp_path / "model", tmp_path / "encoder")
+    monkeypatch.setattr(kernel_session, "has_tiles", lambda: False)
+    with pytest.raises(InvalidInput, match=r"needs a processor with tiles of bfloat16.*use --runtime onnx or torch"):
+        load_model(tmp_path / "model", KERNEL)
+    monkeypatch.setattr(bert_encoder, "require_tiles", lambda: None)
+    with pytest.raises(
+        InvalidInput, match="width 32 and the activation 'relu'; the kernel encodes with a multiple of 32"
+    ):
+        load_model(tmp_path / "model", KERNEL)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"device": "cuda"}, "the runtime 'kernel' runs on the CPU, not on device 'cuda'"),
+        ({"dtype": "fp32"}, "computes in bfloat16 alone"),
+        ({"quantize": "int8-dynamic"}, "computes in bfloat16 alone"),
+    ]
+    for changes, message in refused:
+        with pytest.raises(InvalidInput, match=message):
+            load_model(tmp_path / "model", dataclasses.replace(KERNEL, **changes))
+    assert loading.device_and_dtype(KERNEL) == ("cpu", "bfloat16")
+    causal = dataclasses.replace(contract, backbone=dataclasses.replace(contract.backbone, kind="causal"))
+    monkeypatch.setattr(loading, "has_torch", lambda: True)
+    with pytest.raises(InvalidInput, match="is a causal language model, which lightir's kernel does not run here"):
+        choose_runtime(causal, "kernel")
+    dataclasses.replace(contract, sparse=SparseHead(encoder_hash="x")).save(tmp_path / "model")
+    with pytest.raises(InvalidInput, match="has no learned sparse vectors; use --runtime onnx or torch"):
+        load_model(tmp_path / "model", KERNEL)
 
 
 def test_a_missing_encoder_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
