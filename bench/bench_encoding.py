@@ -155,6 +155,7 @@ def encoders_without_torch(contract: Contract) -> dict[str, DocumentModel]:
     kinds: dict[str, dict[str, bool]] = {"lightir onnx, float32": {}, "lightir onnx, int8": {"int8": True}}
     if has_tiles():
         kinds["lightir kernel, bfloat16"] = {"by_kernel": True}
+        kinds["lightir kernel, int8"] = {"by_kernel": True, "int8": True}
     return {name: BertEncoder(read, contract, Standardization(), **kind) for name, kind in kinds.items()}
 
 

@@ -27,9 +27,9 @@ public:
     Encoder& operator=(const Encoder&) = delete;
     // words: (n_words, hidden). positions: (n_positions, hidden). norm: weight and bias. layers: of each, the weights and
     // biases of qkv, attended, wide and narrow, and the weights and biases of both norms. activation: the limit, then the
-    // coefficients. sizes: number of heads, and their size. All arrays are float32.
+    // coefficients. sizes: number of heads, and their size. int8: whether the layers multiply integers. All arrays are float32.
     Encoder(nb::object words, nb::object positions, nb::tuple norm, nb::list layers, nb::object activation,
-            std::pair<size_t, size_t> sizes, std::pair<float, float> numbers) {
+            std::pair<size_t, size_t> sizes, std::pair<float, float> numbers, bool int8) {
         const Array& table = kept_.keep(words, "words", 2);
         n_words_ = table.size(0);
         weights_.hidden = table.size(1);
@@ -50,7 +50,11 @@ public:
         const float* terms = vector(activation, 1 + activation_terms);
         weights_.activation.limit = terms[0];
         std::copy(terms + 1, terms + 1 + activation_terms, weights_.activation.coefficients);
-        for (nb::handle layer : layers) add_layer(nb::cast<nb::tuple>(layer));
+        for (nb::handle layer : layers) {
+            const auto parts = nb::cast<nb::tuple>(layer);
+            if (int8) add_layer(parts, weights_.integer_layers);
+            else add_layer(parts, weights_.layers);
+        }
     }
 
     // Returns the (n_tokens, hidden) states of texts: ids (n_tokens,) int32, offsets (n_texts + 1,) int64.
@@ -103,23 +107,25 @@ private:
         return values.data;
     }
 
-    PanelMatrix matrix(nb::handle object, size_t outer, size_t inner) {
+    template <typename Number>
+    PanelMatrix<Number> matrix(nb::handle object, size_t outer, size_t inner) {
         const Array weight(object, "a weight", 2);
         same_length("rows of a weight and its layer", outer, weight.size(0));
         same_length("columns of a weight and its layer", inner, weight.size(1));
         return {weight.span<float>().data, outer, inner};
     }
 
-    void add_layer(const nb::tuple& parts) {
+    template <typename Number>
+    void add_layer(const nb::tuple& parts, std::vector<EncoderLayer<Number>>& layers) {
         const size_t hidden = weights_.hidden, width = weights_.n_heads * weights_.head_size;
         const size_t n_wide = Array(parts[4], "a weight", 2).size(0);
         if (n_wide == 0 || n_wide % panel_columns != 0 || n_wide > most_width) {
             throw InvalidInput("the wide layer has a multiple of 32 columns, at most 65,536, not " + std::to_string(n_wide));
         }
-        weights_.layers.push_back({matrix(parts[0], 3 * width, hidden), matrix(parts[2], hidden, width), matrix(parts[4], n_wide, hidden),
-                                   matrix(parts[6], hidden, n_wide), vector(parts[1], 3 * width), vector(parts[3], hidden),
-                                   vector(parts[5], n_wide), vector(parts[7], hidden), {vector(parts[8], hidden), vector(parts[9], hidden)},
-                                   {vector(parts[10], hidden), vector(parts[11], hidden)}});
+        layers.push_back({matrix<Number>(parts[0], 3 * width, hidden), matrix<Number>(parts[2], hidden, width),
+                          matrix<Number>(parts[4], n_wide, hidden), matrix<Number>(parts[6], hidden, n_wide),
+                          vector(parts[1], 3 * width), vector(parts[3], hidden), vector(parts[5], n_wide), vector(parts[7], hidden),
+                          {vector(parts[8], hidden), vector(parts[9], hidden)}, {vector(parts[10], hidden), vector(parts[11], hidden)}});
     }
 
     Kept kept_;
@@ -132,7 +138,7 @@ private:
 void bind_encoder(nb::module_& m) {
     m.def("has_bfloat16_tiles", &has_bfloat16_tiles);
     nb::class_<Encoder>(m, "Encoder")
-        .def(nb::init<nb::object, nb::object, nb::tuple, nb::list, nb::object, std::pair<size_t, size_t>, std::pair<float, float>>())
+        .def(nb::init<nb::object, nb::object, nb::tuple, nb::list, nb::object, std::pair<size_t, size_t>, std::pair<float, float>, bool>())
         .def("encode", &Encoder::encode);
 }
 

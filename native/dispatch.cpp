@@ -110,7 +110,7 @@ void use_level(const std::string& name) {
 
 #ifdef LIGHTIR_TILES
 static bool find_tiles() {
-    constexpr unsigned amx = 1u << 22 | 1u << 24;  // leaf 7, edx: AMX-BF16, AMX-TILE
+    constexpr unsigned amx = 1u << 22 | 1u << 24 | 1u << 25;  // leaf 7, edx: AMX-BF16, AMX-TILE, AMX-INT8
     constexpr unsigned avx512_bf16 = 1u << 5;      // leaf 7.1, eax
     constexpr unsigned tile_registers = 0x60000;   // XCR0
     constexpr long ask_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM of arch_prctl, for the whole process

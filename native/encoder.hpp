@@ -2,8 +2,12 @@
 //
 // The texts of a batch lie one after the other, without padding between them, so that the products of all layers see
 // one matrix of tokens. Products round their inputs to bfloat16 and sum in float; residuals, norms and softmax are
-// float. A product's right side is kept in panels: for every 32 columns, the 2 KB blocks of 32 inner rows each, a block
-// being two tiles of 16 columns, whose row i holds the inner rows 2 i and 2 i + 1 of each column side by side.
+// float. A layer of integers rounds the inputs of its four products further, to -127 to 127 times a scale of each token
+// and of each column of weights; their sums are exact.
+//
+// A product's right side is kept in panels: for every 32 columns, the 2 KB blocks of 32 inner rows each (64 if they are
+// integers), a block being two tiles of 16 columns, whose row i holds the inner rows 2 i and 2 i + 1 (integers: 4 i to
+// 4 i + 3) of each column side by side.
 #pragma once
 
 #include <cstddef>
@@ -34,18 +38,26 @@ struct LineAllocator {
 template <typename T>
 using Lines = std::vector<T, LineAllocator<T>>;
 
-constexpr size_t tile = 16;          // rows of a tile, and columns of a tile of floats
-constexpr size_t panel_columns = 32;  // also the inner rows of a block
+constexpr size_t tile = 16;  // rows of a tile, and columns of a tile of sums
+constexpr size_t panel_columns = 32;
 
-// The weights of a layer from `inner` to `outer` numbers, padded to multiples of 32, in panels.
+// The inner rows of a block, and those that lie side by side in a row of a tile.
+template <typename Number>
+constexpr size_t block_rows = 64 / sizeof(Number);
+template <typename Number>
+constexpr size_t side_by_side = 4 / sizeof(Number);
+
+// The weights of a layer from `inner` to `outer` numbers, padded to whole blocks and panels. Number is Bfloat16 or int8_t.
+template <typename Number>
 struct PanelMatrix {
     size_t inner = 0;
     size_t outer = 0;
-    Lines<Bfloat16> panels;  // (outer / 32, inner / 32, 2, 16, 16, 2)
+    Lines<Number> panels;  // (outer / 32, inner / block_rows, 2, 16, 16, side_by_side)
+    Lines<float> scales;   // (outer,) of integers
 
     // weight: (outer, inner) floats by rows.
     PanelMatrix(const float* weight, size_t n_outer, size_t n_inner);
-    const Bfloat16* panel(size_t i) const { return panels.data() + i * inner * panel_columns; }
+    const Number* panel(size_t i) const { return panels.data() + i * inner * panel_columns; }
 };
 
 struct NormWeights {
@@ -53,13 +65,14 @@ struct NormWeights {
     const float* bias = nullptr;
 };
 
+template <typename Number>
 struct EncoderLayer {
-    PanelMatrix qkv, attended, wide, narrow;
+    PanelMatrix<Number> qkv, attended, wide, narrow;
     const float *qkv_bias, *attended_bias, *wide_bias, *narrow_bias;
     NormWeights attention_norm, output_norm;
 };
 
-constexpr size_t activation_terms = 10;
+constexpr size_t activation_terms = 7;
 
 // The activation x * (1/2 + u * (c_0 + c_1 u^2 + c_2 u^4 + ...)), where u is x, at most `limit` in size.
 struct Activation {
@@ -77,7 +90,8 @@ struct EncoderWeights {
     const float* positions = nullptr;  // (n_positions, hidden)
     NormWeights embedding_norm;
     Activation activation;
-    std::vector<EncoderLayer> layers;
+    std::vector<EncoderLayer<Bfloat16>> layers;
+    std::vector<EncoderLayer<int8_t>> integer_layers;  // run after the others
 };
 
 // Writes the states, (tokens, hidden) floats, of texts whose ids lie from offsets[i] to offsets[i + 1]. The ids are below

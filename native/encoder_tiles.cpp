@@ -20,46 +20,42 @@ inline void finish_writes() { __asm__ volatile("" ::: "memory"); }
 struct AmxTiles {
     static void configure() { _tile_loadconfig(&settings); }
 
-    // (32, 32 * n_blocks) rows times a panel: (32, 32) sums.
-    static void product32(const Bfloat16* rows, size_t stride, const Bfloat16* panel, size_t n_blocks, float* sums) {
-        const Bfloat16* lower = rows + tile * stride;
-        const size_t row_bytes = stride * sizeof(Bfloat16);
+    // 32 rows with a stride times a panel of n_steps blocks: (32, 32) sums with a stride. meanwhile() runs after the
+    // products of the first block.
+    template <typename Number, class Meanwhile>
+    static void product(const Number* rows, size_t stride, const Number* panel, size_t n_steps, Sum<Number>* sums, size_t sums_stride,
+                        const Meanwhile& meanwhile) {
+        const Number* lower = rows + tile * stride;
+        const size_t row_bytes = stride * sizeof(Number);
         finish_writes();
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
-        for (size_t i = 0; i < n_blocks; ++i, panel += 1024) {
-            _tile_loadd(4, rows + i * 32, row_bytes);
+        for (size_t i = 0; i < n_steps; ++i, panel += 2048 / sizeof(Number)) {
+            _tile_loadd(4, rows + i * block_rows<Number>, row_bytes);
             _tile_loadd(6, panel, 64);
-            _tile_loadd(7, panel + 512, 64);
-            _tile_loadd(5, lower + i * 32, row_bytes);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            _tile_loadd(7, panel + 1024 / sizeof(Number), 64);
+            _tile_loadd(5, lower + i * block_rows<Number>, row_bytes);
+            if constexpr (std::is_same_v<Number, int8_t>) {
+                _tile_dpbssd(0, 4, 6);
+                _tile_dpbssd(1, 4, 7);
+                _tile_dpbssd(2, 5, 6);
+                _tile_dpbssd(3, 5, 7);
+            } else {
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            if (i == 0) meanwhile();
         }
-        _tile_stored(0, sums, 128);
-        _tile_stored(1, sums + 16, 128);
-        _tile_stored(2, sums + 512, 128);
-        _tile_stored(3, sums + 528, 128);
-    }
-
-    // (16, 32 * n_blocks) rows times a panel: (16, 32) sums with a stride.
-    static void product16(const Bfloat16* rows, size_t stride, const Bfloat16* panel, size_t n_blocks, float* sums,
-                          size_t sums_stride) {
-        finish_writes();
-        _tile_zero(0);
-        _tile_zero(1);
-        for (size_t i = 0; i < n_blocks; ++i, panel += 1024) {
-            _tile_loadd(4, rows + i * 32, stride * sizeof(Bfloat16));
-            _tile_loadd(6, panel, 64);
-            _tile_loadd(7, panel + 512, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        _tile_stored(0, sums, sums_stride * sizeof(float));
-        _tile_stored(1, sums + 16, sums_stride * sizeof(float));
+        const size_t sums_bytes = sums_stride * sizeof(float);
+        Sum<Number>* lower_sums = sums + tile * sums_stride;
+        _tile_stored(0, sums, sums_bytes);
+        _tile_stored(1, sums + tile, sums_bytes);
+        _tile_stored(2, lower_sums, sums_bytes);
+        _tile_stored(3, lower_sums + tile, sums_bytes);
     }
 };
 

@@ -31,8 +31,10 @@ def normalized(states: Array, norm: tuple[Array, Array]) -> Array:
     return centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + EPSILON) * norm[0] + norm[1]
 
 
-def product(states: Array, layer: tuple[Array, Array]) -> Array:
-    return rounded(states) @ rounded(layer[0]).T + layer[1]
+def integers(rows: Array) -> Array:
+    """Each row as integers of 8 bits times a scale: the nearest multiples of a 127th of its largest number."""
+    scales = np.abs(rows).max(axis=1, keepdims=True) / 127
+    return np.rint(rows / np.where(scales == 0, 1, scales)) * scales
 
 
 def gelu(x: Array, *, by_tanh: bool) -> Array:
@@ -45,10 +47,18 @@ class Model:
     """A random encoder, and its states by the definition."""
 
     def __init__(
-        self, seed: int, hidden: int, n_heads: int, wide: int, n_layers: int, *, by_tanh: bool = False
+        self,
+        seed: int,
+        hidden: int,
+        n_heads: int,
+        wide: int,
+        n_layers: int,
+        *,
+        by_tanh: bool = False,
+        int8: bool = False,
     ) -> None:
         random = np.random.default_rng(seed)
-        self.n_heads, self.by_tanh = n_heads, by_tanh
+        self.n_heads, self.by_tanh, self.int8 = n_heads, by_tanh, int8
 
         def linear(rows: int, columns: int) -> tuple[Array, Array]:
             weight = random.normal(scale=1 / math.sqrt(columns), size=(rows, columns))
@@ -68,7 +78,14 @@ class Model:
             for _ in range(n_layers)
         ]
         self.encoder = Encoder(
-            self.words, self.positions, self.norm, self.layers, n_heads=n_heads, epsilon=EPSILON, by_tanh=by_tanh
+            self.words,
+            self.positions,
+            self.norm,
+            self.layers,
+            n_heads=n_heads,
+            epsilon=EPSILON,
+            by_tanh=by_tanh,
+            int8=int8,
         )
 
     def states(self, ids: Array) -> Array:
@@ -76,11 +93,16 @@ class Model:
             return np.zeros((0, self.words.shape[1]))
         states = normalized(self.words[ids].astype(np.float64) + self.positions[: len(ids)], self.norm)
         for layer in self.layers:
-            attended = self.attended(*(product(states, part) for part in layer[:3]))
-            states = normalized(states + product(attended, layer.attended), layer.attention_norm)
-            wide = gelu(product(states, layer.wide), by_tanh=self.by_tanh)
-            states = normalized(states + product(wide, layer.narrow), layer.output_norm)
+            attended = self.attended(*(self.product(states, part) for part in layer[:3]))
+            states = normalized(states + self.product(attended, layer.attended), layer.attention_norm)
+            wide = gelu(self.product(states, layer.wide), by_tanh=self.by_tanh)
+            states = normalized(states + self.product(wide, layer.narrow), layer.output_norm)
         return states
+
+    def product(self, states: Array, layer: tuple[Array, Array]) -> Array:
+        if self.int8:
+            return integers(rounded(states)) @ integers(layer[0].astype(np.float64)).T + layer[1]
+        return rounded(states) @ rounded(layer[0]).T + layer[1]
 
     def attended(self, queries: Array, keys: Array, values: Array) -> Array:
         size = queries.shape[1] // self.n_heads
@@ -99,28 +121,31 @@ def encode(model: Model, texts: list[Array], *, threads: int = 1, tiles: bool = 
 
 
 @pytest.mark.parametrize("tiles", LOOPS_AND_TILES)
+@pytest.mark.parametrize("int8", [False, True])
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_states_are_those_of_the_definition(tiles: bool, data: st.DataObject) -> None:
+def test_states_are_those_of_the_definition(int8: bool, tiles: bool, data: st.DataObject) -> None:
     hidden = 32 * data.draw(st.integers(1, 3))
     n_heads = data.draw(st.sampled_from([n for n in (1, 2, 3, 4, 8) if hidden % n == 0]))
     by_tanh = data.draw(st.booleans())
     seed = data.draw(st.integers(0, 1000))
-    model = Model(seed, hidden, n_heads, data.draw(st.integers(1, 100)), data.draw(st.integers(0, 2)), by_tanh=by_tanh)
+    wide, n_layers = data.draw(st.integers(1, 100)), data.draw(st.integers(0, 2))
+    model = Model(seed, hidden, n_heads, wide, n_layers, by_tanh=by_tanh, int8=int8)
     lengths = data.draw(st.lists(st.integers(0, 140), min_size=1, max_size=4))
     random = np.random.default_rng(seed)
     texts = [random.integers(0, 50, n) for n in lengths]
     states = encode(model, texts, tiles=tiles)
     expected = np.concatenate([model.states(ids) for ids in texts])
-    # Sums in another order round some numbers to the other neighbor, 2^-8 of it away.
-    np.testing.assert_allclose(states, expected, atol=0.1)
+    # Sums in another order round some numbers to the other neighbor, 2^-8 of it away, or a 127th of the largest.
+    np.testing.assert_allclose(states, expected, atol=0.2 if int8 else 0.1)
     if len(expected):
-        assert np.abs(states - expected).mean() < 0.004
+        assert np.abs(states - expected).mean() < (0.02 if int8 else 0.004)
 
 
 @pytest.mark.parametrize("tiles", LOOPS_AND_TILES)
-def test_a_text_has_the_same_states_in_every_batch_and_with_any_threads(tiles: bool) -> None:
-    model, random = Model(3, 64, 2, 128, 2), np.random.default_rng(3)
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_text_has_the_same_states_in_every_batch_and_with_any_threads(int8: bool, tiles: bool) -> None:
+    model, random = Model(3, 64, 2, 128, 2, int8=int8), np.random.default_rng(3)
     texts = [random.integers(0, 50, n) for n in (1, 140, 17, 33, 140, 140, 90, 32, 16, 5)]
     together = encode(model, texts, threads=1, tiles=tiles)
     np.testing.assert_array_equal(encode(model, texts, threads=4, tiles=tiles), together)
@@ -145,7 +170,7 @@ def test_the_activations_polynomial_is_near_gelu(by_tanh: bool) -> None:
     x = np.linspace(-10, 10, 20_001)
     u = np.clip(x, -limit, limit)
     polynomial = x * (0.5 + u * np.polynomial.Polynomial(coefficients)(u**2))
-    np.testing.assert_allclose(polynomial, gelu(x, by_tanh=by_tanh), atol=1e-4)
+    np.testing.assert_allclose(polynomial, gelu(x, by_tanh=by_tanh), atol=2.5e-4)
 
 
 def test_large_scores_and_equal_ones_are_weighted() -> None:

@@ -233,18 +233,19 @@ def test_the_runtime_is_torch_if_it_is_installed_else_onnx(tmp_path: Path, monke
         choose_runtime(contract, "onnx")
 
 
+@pytest.mark.parametrize(("quantize", "cosine"), [(None, 0.999), ("int8-dynamic", 0.99)])
 @pytest.mark.parametrize(("kind", "activation"), [("bert", "gelu"), ("roberta", "gelu_new"), ("distilbert", "gelu")])
 def test_the_kernel_gives_nearly_the_vectors_of_the_definition(
-    kind: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, activation: str, quantize: Any, cosine: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bert_encoder, "require_tiles", lambda: None)  # other processors do what tiles do in loops
     weights = save_bert(tmp_path / "encoder", kind, hidden_act=activation)
     save_model(tmp_path / "model", tmp_path / "encoder")
-    model = load_model(tmp_path / "model", KERNEL)
+    model = load_model(tmp_path / "model", dataclasses.replace(KERNEL, quantize=quantize))
     vectors, sparse = model.encode_framed(model.frame_documents(DOCUMENTS))
     expected = unit(np.array([pooled(weights, text, "mean_all", kind, activation) for text in TEXTS]))
     assert vectors is not None
-    assert (vectors * expected).sum(axis=1).min() > 0.999
+    assert (vectors * expected).sum(axis=1).min() > cosine
     assert (model.runtime, sparse) == ("kernel", None)
     with pytest.raises(InvalidInput, match="lightir's kernel has nothing to compile"):
         model.prepared(True, 1e9)
@@ -263,8 +264,8 @@ def test_what_the_kernel_does_not_run_is_refused(tmp_path: Path, monkeypatch: py
         load_model(tmp_path / "model", KERNEL)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"device": "cuda"}, "the runtime 'kernel' runs on the CPU, not on device 'cuda'"),
-        ({"dtype": "fp32"}, "computes in bfloat16 alone"),
-        ({"quantize": "int8-dynamic"}, "computes in bfloat16 alone"),
+        ({"dtype": "fp32"}, "computes in bfloat16; for float32 use --runtime onnx or torch"),
+        ({"quantize": "int4"}, "the runtime 'kernel' supports the quantization int8-dynamic, not int4"),
     ]
     for changes, message in refused:
         with pytest.raises(InvalidInput, match=message):

@@ -47,7 +47,7 @@ ON_INTERRUPT = "finished shards are kept (all but about the last minute): add --
 EXAMPLES = """
   lightir encode minilm corpus.jsonl --out vectors
   lightir encode MODEL scifact/ --out vectors --resume
-  lightir encode minilm corpus.jsonl --out vectors --runtime onnx --quantize int8-dynamic
+  lightir encode minilm corpus.jsonl --out vectors --runtime kernel --quantize int8-dynamic
   cat notes.jsonl | lightir encode minilm - --out vectors
   lightir encode minilm /shared/corpus.jsonl --out /shared/vectors --ray 10.0.0.1:6379
   lightir encode https://api.example.com/v1 corpus.jsonl --endpoint-model embed-3 --endpoint-key-env KEY --out vectors
@@ -66,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantize",
         choices=("int8", "int8-dynamic", "int4", "nf4"),
         help="quantize the layers' weights (int8-dynamic: also the activations) to save memory; torch needs "
-        "lightir[quantize], or lightir[nf4] for nf4; onnx supports int8-dynamic (default: no quantization)",
+        "lightir[quantize], or lightir[nf4] for nf4; onnx and kernel support int8-dynamic, which makes them faster "
+        "(default: no quantization)",
     )
     add_device(parser)
     parser.add_argument(

@@ -149,6 +149,7 @@ class Encoder:
         activation: _Array,
         sizes: tuple[int, int],
         numbers: tuple[float, float],
+        int8: bool,
         /,
     ) -> None: ...
     def encode(

@@ -56,7 +56,7 @@ class BertEncoder:
             contract: contract with a dense head.
             standardization: standardization of the dense head.
             sparse: sparse head, if the contract has one.
-            int8: whether the layers multiply 8-bit integers, see `bert_graph`.
+            int8: whether the layers multiply 8-bit integers, see `bert_graph` and `lightir.kernel.bert.Encoder`.
             by_kernel: whether the kernel runs the encoder, else ONNX Runtime.
 
         Raises:
@@ -67,7 +67,10 @@ class BertEncoder:
         self._files, self._dense, self._standardization = files, contract.dense, standardization
         self._sparse = sparse
         self._by_kernel = by_kernel
-        self._session = KernelSession(files) if by_kernel else OnnxSession(bert_graph(files, int8=int8), STATES)
+        if by_kernel:
+            self._session: KernelSession | OnnxSession = KernelSession(files, int8=int8)
+        else:
+            self._session = OnnxSession(bert_graph(files, int8=int8), STATES, padding=files.eos_id)
 
     @classmethod
     def load(cls, folder: Path, options: EncodeOptions) -> BertEncoder:
@@ -127,13 +130,9 @@ class BertEncoder:
 
     def encode_framed(self, framed: Sequence[Framed]) -> tuple[Floats | None, SparseVectors | None]:
         """Return the stored vectors of framed documents: (n, dim) float32, quantized impacts; None without."""
-        texts = [ids for ids, _, _ in framed]
-        if isinstance(self._session, KernelSession):
-            states: Sequence[Floats] = self._session.run(texts)
-        else:
-            states = list(self._session.run(texts, padding=self._files.eos_id))
+        states = self._session.run([ids for ids, _, _ in framed])
         spans = [pooled_span(text, self._dense, self.contract.document.ends) for text in framed]
-        pooled = np.stack([states[row][a:b].mean(axis=0) for row, (a, b) in enumerate(spans)])
+        pooled = np.stack([rows[a:b].mean(axis=0) for rows, (a, b) in zip(states, spans, strict=True)])
         return self._comparable(pooled), None if self._sparse is None else self._sparse.encode(framed)
 
     def _comparable(self, pooled: Floats) -> Floats:
@@ -198,17 +197,16 @@ def require_supported(options: EncodeOptions) -> None:
         raise InvalidInput(
             f"the runtime {name!r} runs on the CPU, not on device {options.device!r}; use --runtime torch"
         )
-    if options.runtime == "kernel":
-        if options.dtype == "fp32" or options.quantize:
-            raise InvalidInput(
-                "the runtime 'kernel' computes in bfloat16 alone; for others use --runtime onnx or torch"
-            )
-        require_tiles()
-        return
-    if options.dtype == "bf16":
-        raise InvalidInput("the runtime 'onnx' has no bfloat16; use --dtype fp32, or --quantize int8-dynamic for speed")
     if options.quantize not in (None, "int8-dynamic"):
-        raise InvalidInput(f"the runtime 'onnx' supports the quantization int8-dynamic, not {options.quantize}")
+        raise InvalidInput(
+            f"the runtime {options.runtime!r} supports the quantization int8-dynamic, not {options.quantize}"
+        )
+    if options.runtime == "kernel":
+        if options.dtype == "fp32":
+            raise InvalidInput("the runtime 'kernel' computes in bfloat16; for float32 use --runtime onnx or torch")
+        require_tiles()
+    elif options.dtype == "bf16":
+        raise InvalidInput("the runtime 'onnx' has no bfloat16; use --dtype fp32, or --quantize int8-dynamic for speed")
 
 
 def _standardization(folder: Path, contract: Contract) -> Standardization:

@@ -19,8 +19,12 @@ BY_TANH = {"gelu": False, "gelu_new": True, "gelu_fast": True, "gelu_pytorch_tan
 class KernelSession:
     """An encoder from term ids to last states, on all cores of the process."""
 
-    def __init__(self, files: BertFiles) -> None:
+    def __init__(self, files: BertFiles, *, int8: bool = False) -> None:
         """Arrange the weights.
+
+        Args:
+            files: settings and weights of the encoder.
+            int8: whether the layers multiply 8-bit integers, see `Encoder`.
 
         Raises:
             InvalidInput: the states' width or the activation is one that the kernel does not support.
@@ -43,6 +47,7 @@ class KernelSession:
             n_heads=files.n_heads,
             epsilon=files.epsilon,
             by_tanh=BY_TANH[files.activation],
+            int8=int8,
         )
 
     def run(self, texts: Sequence[Sequence[int]]) -> list[Floats]:

@@ -18,12 +18,13 @@ ERRORS_ONLY = 3
 class OnnxSession:
     """A graph from ids to one array, on all cores of the process."""
 
-    def __init__(self, graph: bytes, output: str) -> None:
+    def __init__(self, graph: bytes, output: str, *, padding: int) -> None:
         """Start a session.
 
         Args:
             graph: ONNX model with the inputs of `lightir.runtime.bert_graph`.
             output: name of the array to return.
+            padding: id that fills shorter texts, which the graph ignores.
         """
         import onnxruntime
 
@@ -34,22 +35,16 @@ class OnnxSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads leave the cores free
         options.add_session_config_entry("session.x64quantprecision", "1")  # exact sums of int8 products without VNNI
         self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        self._output = output
+        self._output, self._padding = output, padding
 
-    def run(self, texts: Sequence[Sequence[int]], *, padding: int) -> Floats:
-        """Return the output for texts of term ids, (B, T, H) float32; T is the length of the longest one.
-
-        Args:
-            texts: term ids of each text.
-            padding: id that fills shorter texts, which the graph ignores.
-        """
+    def run(self, texts: Sequence[Sequence[int]]) -> list[Floats]:
+        """Return the output for texts of term ids, (T, H) float32 each; T is the length of the longest one."""
         lengths = np.array([len(ids) for ids in texts], dtype=np.int32)
-        padded = np.full((len(texts), max(lengths.max(initial=0), 1)), padding, dtype=np.int32)
+        padded = np.full((len(texts), max(lengths.max(initial=0), 1)), self._padding, dtype=np.int32)
         for row, ids in enumerate(texts):
             padded[row, : len(ids)] = ids
         (states,) = self._session.run([self._output], {IDS: padded, LENGTHS: lengths})
-        result: Floats = states
-        return result
+        return list(states)
 
 
 def n_threads() -> int:

@@ -33,13 +33,13 @@ class OnnxSparseHead:
             settings: number of terms, quantizer and so on.
             int8: whether the layers multiply 8-bit integers, see `bert_graph`.
         """
-        self._head, self._settings, self._end = head, settings, files.eos_id
-        self._session = OnnxSession(bert_graph(files, int8=int8, head=head), FEATURES)
+        self._head, self._settings = head, settings
+        self._session = OnnxSession(bert_graph(files, int8=int8, head=head), FEATURES, padding=files.eos_id)
 
     def encode(self, framed: Sequence[Framed]) -> SparseVectors:
         """Return the stored impacts of framed documents; a document without text has none."""
-        features = self._session.run([ids for ids, _, _ in framed], padding=self._end)
-        rows = [features[row, start:stop] for row, (_, start, stop) in enumerate(framed)]
+        features = self._session.run([ids for ids, _, _ in framed])
+        rows = [states[start:stop] for states, (_, start, stop) in zip(features, framed, strict=True)]
         weights = self._weights(largest_logits(rows, self._head.projection, self._head.bias))
         own = [ids[start:stop] for ids, start, stop in framed]
         kept = strongest(weights, self._settings.top_k, own=own if self._settings.own_terms else None)
