@@ -17,8 +17,8 @@ PANEL = 32
 """Columns of a panel: widths are padded with zeros to multiples of it."""
 
 ACTIVATION_LIMIT, ACTIVATION_TERMS = 3.8, 7
-"""The activation is x (1/2 + u P(u^2)) with u the x nearest within the limit, P of that many terms: within 2.5e-4 of GELU
-at -10 to 10, a tenth of the error of rounding 1 to bfloat16."""
+"""The activation is x (1/2 + u P(u^2)) with u the x nearest within the limit, P of that many terms: within 2.5e-4 of
+GELU at -10 to 10, a tenth of the error of rounding 1 to bfloat16."""
 
 
 class LayerWeights(NamedTuple):
@@ -42,8 +42,8 @@ def has_tiles() -> bool:
 class Encoder:
     """An encoder with GELU, whose products round their inputs to bfloat16 and sum in float32.
 
-    Of an encoder of integers, the four products of a layer round their inputs further: weights to 8 bits with a scale of
-    each output, and tokens to 8 bits with a scale of each. A text's states depend on the text alone: not on its batch, nor on the number of threads.
+    With int8 the four products of a layer round further, to 8 bits: the weights with a scale of each output, the inputs
+    with a scale of each token. A text's states depend on it alone: not on its batch, nor on the number of threads.
     """
 
     def __init__(

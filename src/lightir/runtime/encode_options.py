@@ -34,8 +34,8 @@ class EncodeOptions:
             to 1.7 times as fast. None compiles on a CPU if the corpus is large enough to repay the seconds that
             compiling takes; if that fails, a warning is logged and the layers run as they are.
         quantize: rounding of the layers' weights ("int8", "int4", "nf4") or of weights and activations
-            ("int8-dynamic", the only one of the runtimes "onnx" and "kernel"): less memory, slightly lower quality. Recorded in the
-            folder. Must be None for a loaded model.
+            ("int8-dynamic", the only one of the runtimes "onnx" and "kernel"): less memory, slightly lower quality.
+            Recorded in the folder. Must be None for a loaded model.
         shard_size: maximum number of documents that are written together, and the most that an interruption loses.
             Shards are smaller if 64 full batches of tokens hold fewer documents.
         runtime: program that runs the model: "torch"; for encoders of the BERT family also "onnx" (ONNX Runtime, the
