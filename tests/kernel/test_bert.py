@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lightir.errors import InvalidInput
 from lightir.kernel import _native
-from lightir.kernel.bert import Encoder, LayerWeights, activation, has_tiles
+from lightir.kernel.bert import Embeddings, Encoder, LayerWeights, activation, has_tiles
 
 Array = npt.NDArray[Any]
 LOOPS_AND_TILES = [False, pytest.param(True, marks=pytest.mark.skipif(not has_tiles(), reason="no tiles of bfloat16"))]
@@ -67,9 +67,9 @@ class Model:
         def norm() -> tuple[Array, Array]:
             return random.uniform(0.5, 2, hidden).astype(np.float32), random.normal(size=hidden).astype(np.float32)
 
-        self.words = random.normal(size=(50, hidden)).astype(np.float32)
-        self.positions = random.normal(size=(140, hidden)).astype(np.float32)
-        self.norm = norm()
+        words = random.normal(size=(50, hidden)).astype(np.float32)
+        positions = random.normal(size=(140, hidden)).astype(np.float32)
+        self.embeddings = Embeddings(words, positions, norm())
         square = (hidden, hidden)
         self.layers = [
             LayerWeights(
@@ -78,9 +78,7 @@ class Model:
             for _ in range(n_layers)
         ]
         self.encoder = Encoder(
-            self.words,
-            self.positions,
-            self.norm,
+            self.embeddings,
             self.layers,
             n_heads=n_heads,
             epsilon=EPSILON,
@@ -90,8 +88,9 @@ class Model:
 
     def states(self, ids: Array) -> Array:
         if not len(ids):
-            return np.zeros((0, self.words.shape[1]))
-        states = normalized(self.words[ids].astype(np.float64) + self.positions[: len(ids)], self.norm)
+            return np.zeros((0, self.embeddings.words.shape[1]))
+        words, positions, norm = self.embeddings
+        states = normalized(words[ids].astype(np.float64) + positions[: len(ids)], norm)
         for layer in self.layers:
             attended = self.attended(*(self.product(states, part) for part in layer[:3]))
             states = normalized(states + self.product(attended, layer.attended), layer.attention_norm)
@@ -177,7 +176,7 @@ def test_large_scores_and_equal_ones_are_weighted() -> None:
     model = Model(1, 32, 1, 32, 1)
     layer = model.layers[0]._replace(query=(model.layers[0].query[0] * 300, model.layers[0].query[1]))
     model.layers = [layer]
-    model.encoder = Encoder(model.words, model.positions, model.norm, [layer], n_heads=1, epsilon=EPSILON)
+    model.encoder = Encoder(model.embeddings, [layer], n_heads=1, epsilon=EPSILON)
     for ids in (np.arange(40), np.zeros(40, np.int64)):
         np.testing.assert_allclose(encode(model, [ids]), model.states(ids), atol=0.1)
 
@@ -200,10 +199,11 @@ def test_bad_input_is_refused() -> None:
     assert run(ids[:0], np.array([0, 0]), threads=1, tiles=False).shape == (0, 32)
     assert run(ids[:0], np.array([0]), threads=1, tiles=False).shape == (0, 32)
     narrow = Model(0, 32, 1, 32, 1)
+    words, positions, norm = narrow.embeddings
     with pytest.raises(InvalidInput, match="multiples of 32 columns"):
-        Encoder(narrow.words[:, :20], narrow.positions[:, :20], narrow.norm, [], n_heads=1, epsilon=EPSILON)
+        Encoder(Embeddings(words[:, :20], positions[:, :20], norm), [], n_heads=1, epsilon=EPSILON)
     with pytest.raises(InvalidInput, match="columns of words and positions differ in length"):
-        Encoder(narrow.words, np.zeros((5, 64), np.float32), narrow.norm, [], n_heads=1, epsilon=EPSILON)
+        Encoder(Embeddings(words, np.zeros((5, 64), np.float32), norm), [], n_heads=1, epsilon=EPSILON)
     wrong = narrow.layers[0]._replace(narrow=(np.zeros((64, 32), np.float32), narrow.layers[0].narrow[1]))
     with pytest.raises(InvalidInput, match="rows of a weight and its layer differ in length: 32 and 64"):
-        Encoder(narrow.words, narrow.positions, narrow.norm, [wrong], n_heads=1, epsilon=EPSILON)
+        Encoder(narrow.embeddings, [wrong], n_heads=1, epsilon=EPSILON)

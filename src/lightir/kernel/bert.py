@@ -21,6 +21,14 @@ ACTIVATION_LIMIT, ACTIVATION_TERMS = 3.8, 7
 GELU at -10 to 10, a tenth of the error of rounding 1 to bfloat16."""
 
 
+class Embeddings(NamedTuple):
+    """Embeddings of the V terms, (V, H), and of the P positions, (P, H); weight and bias of their sum's norm; float32."""
+
+    words: Weight
+    positions: Weight
+    norm: tuple[Weight, Weight]
+
+
 class LayerWeights(NamedTuple):
     """Weights of a layer: (out, in) matrices, (out,) biases, and weight and bias of the norms, all float32."""
 
@@ -48,9 +56,7 @@ class Encoder:
 
     def __init__(
         self,
-        words: Weight,
-        positions: Weight,
-        norm: tuple[Weight, Weight],
+        embeddings: Embeddings,
         layers: Sequence[LayerWeights],
         *,
         n_heads: int,
@@ -61,9 +67,7 @@ class Encoder:
         """Round the weights, and arrange them for the tiles.
 
         Args:
-            words: (V, H) embeddings of the terms, which are kept; H must be a multiple of 32.
-            positions: (P, H) embeddings of the positions, which are kept.
-            norm: weight and bias of the norm of the embeddings.
+            embeddings: embeddings, whose arrays are kept; H must be a multiple of 32.
             layers: weights of the layers.
             n_heads: number of attention heads.
             epsilon: constant of the layer norms.
@@ -73,11 +77,11 @@ class Encoder:
         Raises:
             InvalidInput: H is no multiple of 32, or arrays do not fit each other.
         """
-        head = words.shape[1] // n_heads
+        head = embeddings.words.shape[1] // n_heads
         self._native = _native.Encoder(
-            _contiguous(words),
-            _contiguous(positions),
-            tuple(map(_contiguous, norm)),
+            _contiguous(embeddings.words),
+            _contiguous(embeddings.positions),
+            tuple(map(_contiguous, embeddings.norm)),
             [_arranged(layer, n_heads) for layer in layers],
             activation(by_tanh=by_tanh),
             (n_heads, _padded(head)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lightir.errors import InvalidInput
-from lightir.kernel.bert import PANEL, Encoder, LayerWeights, has_tiles
+from lightir.kernel.bert import PANEL, Embeddings, Encoder, LayerWeights, has_tiles
 from lightir.runtime.bert_files import BertFiles
 from lightir.runtime.onnx_session import n_threads
 from lightir.vectors import Floats
@@ -40,9 +40,7 @@ class KernelSession:
             for weights in files.layers
         ]
         self._encoder = Encoder(
-            files.words,
-            files.positions,
-            files.embedding_norm,
+            Embeddings(files.words, files.positions, files.embedding_norm),
             layers,
             n_heads=files.n_heads,
             epsilon=files.epsilon,
