@@ -27,7 +27,7 @@ struct PlainTiles {
                 sums[i * sums_stride + c] = sum;
             }
         }
-        meanwhile();
+        for (size_t i = 0; i < n_steps; ++i) meanwhile(i);
     }
 };
 

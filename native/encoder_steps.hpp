@@ -158,24 +158,26 @@ inline float round_row(const Bfloat16* row, size_t n, int8_t* integers) {
     return size / 127.0f;
 }
 
-constexpr auto nothing = [] {};
+constexpr auto nothing = [](size_t) {};
 
 // rows times matrix plus bias, for a multiple of 32 rows: finish(row, column, vector) takes the sums, 16 columns at a time.
-// A (32, 32) block of them is finished during the products of the next one.
+// A (32, 32) block of them is finished during the products of the next one, some of its rows at each step.
 template <class Tiles, typename Number, class Finish>
 void multiply(Rows<Number> rows, size_t n_rows, const PanelMatrix<Number>& matrix, const float* bias, const Finish& finish) {
     alignas(64) Sum<Number> blocks[2][panel_columns * panel_columns];
     Sum<Number>*block = blocks[0], *finished = blocks[1];
     size_t finished_row = 0, finished_column = 0, n_finished = 0;
-    const auto finish_block = [&] {
-        for (size_t i = 0; i < n_finished; ++i) {
+    const size_t n_steps = matrix.inner / block_rows<Number>, step_rows = (panel_columns + n_steps - 1) / n_steps;
+    const float* scales = matrix.scales.data();
+    const auto finish_some = [&, step_rows, scales, bias, rows, finish](size_t step) {  // copies, which no store can change
+        for (size_t i = step * step_rows, end = std::min(i + step_rows, n_finished); i < end; ++i) {
             for (size_t l = 0; l < panel_columns; l += lanes) {
                 const size_t row = finished_row + i, column = finished_column + l;
                 Floats sums;
                 if constexpr (std::is_same_v<Number, int8_t>) {
                     Words exact;
                     __builtin_memcpy(&exact, finished + i * panel_columns + l, sizeof(exact));
-                    sums = __builtin_convertvector(exact, Floats) * (load(matrix.scales.data() + column) * rows.scales[row]);
+                    sums = __builtin_convertvector(exact, Floats) * (load(scales + column) * rows.scales[row]);
                 } else {
                     sums = load(finished + i * panel_columns + l);
                 }
@@ -185,13 +187,13 @@ void multiply(Rows<Number> rows, size_t n_rows, const PanelMatrix<Number>& matri
     };
     for (size_t column = 0; column < matrix.outer; column += panel_columns) {
         for (size_t row = 0; row < n_rows; row += panel_columns) {
-            Tiles::product(rows.numbers + row * matrix.inner, matrix.inner, matrix.panel(column / panel_columns),
-                           matrix.inner / block_rows<Number>, block, panel_columns, finish_block);
+            Tiles::product(rows.numbers + row * matrix.inner, matrix.inner, matrix.panel(column / panel_columns), n_steps, block,
+                           panel_columns, finish_some);
             std::swap(block, finished);
             finished_row = row, finished_column = column, n_finished = panel_columns;
         }
     }
-    finish_block();
+    for (size_t step = 0; step < n_steps; ++step) finish_some(step);
 }
 
 inline size_t padded(size_t n, size_t multiple = panel_columns) { return (n + multiple - 1) / multiple * multiple; }
@@ -326,15 +328,17 @@ public:
     void run(const EncoderLayer<Number>& layer) {
         const size_t stride = 3 * width_, n_wide = layer.wide.outer;
         multiply<Tiles>(left_side<Number>(space_.rounded, encoder_.hidden), n_rows_, layer.qkv, layer.qkv_bias,
-                        [&](size_t row, size_t column, Floats x) { store_rounded(space_.qkv.data() + row * stride + column, x); });
+                        [stride, qkv = space_.qkv.data()](size_t row, size_t column, Floats x) {
+                            store_rounded(qkv + row * stride + column, x);
+                        });
         for (size_t text = 0; text < n_texts_; ++text) {
             for (size_t head = 0; head < encoder_.n_heads; ++head) attend(text, head);
         }
         add_product(left_side<Number>(space_.attended, width_), layer.attended, layer.attended_bias);
         normalize_states(layer.attention_norm);
         multiply<Tiles>(left_side<Number>(space_.rounded, encoder_.hidden), n_rows_, layer.wide, layer.wide_bias,
-                        [&](size_t row, size_t column, Floats x) {
-                            store_rounded(space_.wide.data() + row * n_wide + column, activated(x, encoder_.activation));
+                        [n_wide, wide = space_.wide.data(), activation = encoder_.activation](size_t row, size_t column, Floats x) {
+                            store_rounded(wide + row * n_wide + column, activated(x, activation));
                         });
         add_product(left_side<Number>(space_.wide, n_wide), layer.narrow, layer.narrow_bias);
         normalize_states(layer.output_norm);
@@ -365,10 +369,11 @@ private:
     // Adds rows times matrix and the bias to the states.
     template <typename Number>
     void add_product(Rows<Number> rows, const PanelMatrix<Number>& matrix, const float* bias) {
-        multiply<Tiles>(rows, n_rows_, matrix, bias, [&](size_t row, size_t column, Floats x) {
-            float* state = space_.states.data() + row * encoder_.hidden + column;
-            store(state, load(state) + x);
-        });
+        multiply<Tiles>(rows, n_rows_, matrix, bias,
+                        [hidden = encoder_.hidden, states = space_.states.data()](size_t row, size_t column, Floats x) {
+                            float* state = states + row * hidden + column;
+                            store(state, load(state) + x);
+                        });
     }
 
     void normalize_states(NormWeights norm) {

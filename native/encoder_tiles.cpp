@@ -20,8 +20,8 @@ inline void finish_writes() { __asm__ volatile("" ::: "memory"); }
 struct AmxTiles {
     static void configure() { _tile_loadconfig(&settings); }
 
-    // 32 rows with a stride times a panel of n_steps blocks: (32, 32) sums with a stride. meanwhile() runs after the
-    // products of the first block.
+    // 32 rows with a stride times a panel of n_steps blocks: (32, 32) sums with a stride. meanwhile(step) runs after
+    // each block's products.
     template <typename Number, class Meanwhile>
     static void product(const Number* rows, size_t stride, const Number* panel, size_t n_steps, Sum<Number>* sums, size_t sums_stride,
                         const Meanwhile& meanwhile) {
@@ -48,7 +48,7 @@ struct AmxTiles {
                 _tile_dpbf16ps(2, 5, 6);
                 _tile_dpbf16ps(3, 5, 7);
             }
-            if (i == 0) meanwhile();
+            meanwhile(i);
         }
         const size_t sums_bytes = sums_stride * sizeof(float);
         Sum<Number>* lower_sums = sums + tile * sums_stride;
