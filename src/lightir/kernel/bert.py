@@ -22,7 +22,7 @@ GELU at -10 to 10, a tenth of the error of rounding 1 to bfloat16."""
 
 
 class Embeddings(NamedTuple):
-    """Embeddings of the V terms, (V, H), and of the P positions, (P, H); weight and bias of their sum's norm; float32."""
+    """Embeddings of V terms, (V, H), and of P positions, (P, H); weight and bias of their sum's norm; all float32."""
 
     words: Weight
     positions: Weight
