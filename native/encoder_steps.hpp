@@ -169,7 +169,8 @@ void multiply(Rows<Number> rows, size_t n_rows, const PanelMatrix<Number>& matri
     size_t finished_row = 0, finished_column = 0, n_finished = 0;
     const size_t n_steps = matrix.inner / block_rows<Number>, step_rows = (panel_columns + n_steps - 1) / n_steps;
     const float* scales = matrix.scales.data();
-    const auto finish_some = [&, step_rows, scales, bias, rows, finish](size_t step) {  // copies, which no store can change
+    // It has copies of what it reads, which no store can change.
+    const auto finish_some = [=, &finished, &finished_row, &finished_column, &n_finished](size_t step) {
         for (size_t i = step * step_rows, end = std::min(i + step_rows, n_finished); i < end; ++i) {
             for (size_t l = 0; l < panel_columns; l += lanes) {
                 const size_t row = finished_row + i, column = finished_column + l;
