@@ -50,8 +50,7 @@ inline void store_rounded(Bfloat16* p, Floats values) {
 #ifdef __AVX512BF16__
     const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(values));
 #else
-    Words bits;
-    __builtin_memcpy(&bits, &values, sizeof(bits));
+    const Words bits = as<Words>(values);
     const Halves halves = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, Halves);
 #endif
     __builtin_memcpy(p, &halves, sizeof(halves));
