@@ -118,23 +118,22 @@ nb::tuple bind_dense_top_k(nb::handle rows, nb::handle scales, nb::handle querie
     return to_numpy(hits);
 }
 
-nb::tuple bind_code_rows(nb::handle rows, nb::handle scales, nb::handle center, nb::handle columns) {
+nb::tuple bind_code_rows(nb::handle rows, nb::handle scales, nb::handle center) {
     const Rows given(rows, scales, "rows");
     const Matrix& matrix = given.matrix;
-    const Array middle(center, "center", 1), spreads(columns, "columns", 1);
-    const Span<float> centers = middle.span<float>(), factors = spreads.span<float>();
+    const Array middle(center, "center", 1);
+    const Span<float> centers = middle.span<float>();
     same_length("columns of rows and center", matrix.width, centers.size);
-    same_length("columns of rows and scales of columns", matrix.width, factors.size);
     const size_t n_columns = (matrix.width + codes_a_byte - 1) / codes_a_byte;
     const size_t n_blocks = (matrix.n_rows + coded_block - 1) / coded_block;
-    const nb::object blocks = new_array<uint8_t, 4>({n_blocks, 2, n_columns, coded_block});
-    const nb::object row_scales = new_array<float, 2>({2, matrix.n_rows}), errors = new_array<float, 2>({2, matrix.n_rows});
+    const nb::object blocks = new_array<uint8_t, 3>({n_blocks, n_columns, coded_block});
+    const nb::object row_scales = new_array<float, 1>({matrix.n_rows}), errors = new_array<float, 1>({matrix.n_rows});
     uint8_t* bytes = static_cast<uint8_t*>(array_data(blocks));
     float *scales_out = static_cast<float*>(array_data(row_scales)), *errors_out = static_cast<float*>(array_data(errors));
     {
         nb::gil_scoped_release released;
-        std::fill(bytes, bytes + n_blocks * 2 * n_columns * coded_block, uint8_t{0});
-        code_rows(matrix, centers.data, factors.data, bytes, scales_out, errors_out);
+        std::fill(bytes, bytes + n_blocks * n_columns * coded_block, uint8_t{0});
+        code_rows(matrix, centers.data, bytes, scales_out, errors_out);
     }
     return nb::make_tuple(blocks, row_scales, errors);
 }
@@ -182,7 +181,7 @@ NB_MODULE(_native, m) {
           nb::arg(), nb::arg(), nb::arg().none());
     m.def("dense_top_k", &bind_dense_top_k, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg().none(), nb::arg().none(), nb::arg().none());
-    m.def("code_rows", &bind_code_rows, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+    m.def("code_rows", &bind_code_rows, nb::arg(), nb::arg().none(), nb::arg());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     bind_search(m);
     bind_query(m);

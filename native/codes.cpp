@@ -4,17 +4,20 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "errors.hpp"
 #include "half.hpp"
+#include "rotation.hpp"
 
 namespace lightir {
 namespace {
 
-constexpr double step_share = 0.3;  // step of the codes / root mean square of a row's columns, each relative to its scale
-
+// A query's part across a row points in any direction, since the rotation looks random. So its product with the row's
+// residual is sub-Gaussian, with a standard deviation of 1 / sqrt(width - 1) of the product of their lengths, and it exceeds
+// code_deviations of these with a probability below exp(-code_deviations^2 / 2) < 1e-9 (Chernoff bound).
 void read_row(const Matrix& rows, size_t row, std::vector<double>& values) {
     const uint8_t* data = rows.row(row);
     for (size_t j = 0; j < rows.width; ++j) {
@@ -28,96 +31,77 @@ void read_row(const Matrix& rows, size_t row, std::vector<double>& values) {
     }
 }
 
-// One row's codes, with the numbers that they stand for.
+// One row's codes, and what they say about the row.
 class RowCoder {
 public:
-    RowCoder(const Matrix& rows, const float* center, const float* columns)
-        : rows_(rows), center_(center), columns_(columns), codes_(rows.width), centered_(rows.width),
-          inverses_(rows.width) {
-        double squares = 0.0;
-        for (size_t j = 0; j < rows.width; ++j) {
-            squares += static_cast<double>(center[j]) * center[j];
-            inverses_[j] = 1.0 / columns[j];
-        }
-        center_length_ = std::sqrt(squares);
+    RowCoder(const Matrix& rows, const float* center)
+        : rows_(rows), center_(center), rotation_(rows.width), values_(rows.width), codes_(rows.width) {
+        for (size_t j = 0; j < rows.width; ++j) center_length_ += static_cast<double>(center[j]) * center[j];
+        center_length_ = std::sqrt(center_length_);
+        const double others = static_cast<double>(rows.width) - 1.0;
+        share_ = others > 0.0 ? std::min(1.0, code_deviations / std::sqrt(others)) : 1.0;
     }
 
-    void read(size_t row) {
-        read_row(rows_, row, centered_);
-        double squares = 0.0, scaled_squares = 0.0;
+    // Reads a row and returns its scale and its error bound. With y the rotated row less the center and u its codes' numbers,
+    // the scale s = |y|^2 / (u . y) makes s u - y orthogonal to y. So for a query q, s (q . u) - q . y is the product of s u - y
+    // and of q's part across y.
+    //
+    // The error also bounds roundings, and is at least least_error of the scale: a search adds the error of its tables squared,
+    // which is at most sqrt(3) of that, and then a bound of twice the roundings is enough. The kernel's score of a row has at
+    // most width / 32 + 6 roundings in a row, its bound at most 64, and each changes a number by at most 2 ** -24 of the
+    // lengths of row, center and coded row.
+    std::pair<float, float> read(size_t row) {
+        read_row(rows_, row, values_);
+        double whole_squares = 0.0, squares = 0.0;
         for (size_t j = 0; j < rows_.width; ++j) {
-            squares += centered_[j] * centered_[j];
-            centered_[j] -= center_[j];
-            const double scaled = centered_[j] * inverses_[j];
-            scaled_squares += scaled * scaled;
+            whole_squares += values_[j] * values_[j];
+            values_[j] -= center_[j];
+            squares += values_[j] * values_[j];
         }
-        row_length_ = std::sqrt(squares);
-        const double step = step_share * std::sqrt(scaled_squares / static_cast<double>(rows_.width));
+        rotation_.apply(values_.data());
+        const double step = std::sqrt(squares / static_cast<double>(rows_.width));
         const double steps_a_unit = step > 0.0 ? 1.0 / step : 0.0;
+        double products = 0.0, number_squares = 0.0;
         for (size_t j = 0; j < rows_.width; ++j) {
-            const double place = centered_[j] * inverses_[j] * steps_a_unit + 8.0;  // code 8 begins at 0
-            codes_[j] = static_cast<uint8_t>(place >= 15.0 ? 15.0 : place > 0.0 ? place : 0.0);  // NaN gives 0
+            const double place = values_[j] * steps_a_unit + 2.0;  // code 2 begins at 0
+            codes_[j] = static_cast<uint8_t>(place >= 3.0 ? 3.0 : place > 0.0 ? place : 0.0);  // NaN gives 0
+            const double number = 2.0 * codes_[j] - 3.0;
+            products += values_[j] * number;
+            number_squares += number * number;
         }
-    }
-
-    // Returns the scale that leaves the shortest residual for the numbers 2 * (code >> shift) - highest, and the bound of its
-    // length and of roundings: the kernel's score of a row has at most width / 32 + 6 roundings in a row, its bound at most
-    // 64, and each changes a number by at most 2 ** -24 of the lengths of row, center and coded row. The last is at most
-    // the sum of the others.
-    std::pair<float, float> fit(unsigned shift, double highest) const {
-        double products = 0.0, squares = 0.0, residuals = 0.0;
-        for (size_t j = 0; j < rows_.width; ++j) {
-            const double number = number_of(j, shift, highest);
-            products += centered_[j] * number;
-            squares += number * number;
-        }
-        const float scale = squares > 0.0 ? static_cast<float>(std::max(0.0, products / squares)) : 0.0f;
-        for (size_t j = 0; j < rows_.width; ++j) {
-            const double residual = centered_[j] - scale * number_of(j, shift, highest);
-            residuals += residual * residual;
-        }
+        const double scale = products > 0.0 ? squares / products : 0.0;
+        const double across = std::sqrt(std::max(0.0, scale * scale * number_squares - squares));
         const double rounding = (static_cast<double>(rows_.width) / 32.0 + 128.0) * 0x1p-22;
-        const double error = (std::sqrt(residuals) + rounding * (row_length_ + center_length_)) * (1.0 + 1e-6);
-        return {scale, std::nextafter(static_cast<float>(error), std::numeric_limits<float>::infinity())};
+        const double lengths = std::sqrt(whole_squares) + center_length_ + scale * std::sqrt(number_squares);
+        const double error = (std::max(share_ * across, least_error * scale) + rounding * lengths) * (1.0 + 1e-6);
+        return {static_cast<float>(scale), std::nextafter(static_cast<float>(error), std::numeric_limits<float>::infinity())};
     }
 
     uint8_t code(size_t column) const { return codes_[column]; }
 
 private:
-    double number_of(size_t j, unsigned shift, double highest) const {
-        return (2.0 * (codes_[j] >> shift) - highest) * columns_[j];
-    }
-
     const Matrix& rows_;
     const float* center_;
-    const float* columns_;
+    const Rotation rotation_;
+    std::vector<double> values_;
     std::vector<uint8_t> codes_;
-    std::vector<double> centered_, inverses_;
-    double center_length_ = 0.0, row_length_ = 0.0;
+    double center_length_ = 0.0, share_ = 1.0;
 };
 
 }  // namespace
 
-void code_rows(const Matrix& rows, const float* center, const float* columns, uint8_t* blocks, float* scales, float* errors) {
+void code_rows(const Matrix& rows, const float* center, uint8_t* blocks, float* scales, float* errors) {
     const size_t n_columns = (rows.width + codes_a_byte - 1) / codes_a_byte;
-    RowCoder coder(rows, center, columns);
+    RowCoder coder(rows, center);
     for (size_t row = 0; row < rows.n_rows; ++row) {
-        coder.read(row);
-        for (size_t half = 0; half < 2; ++half) {
-            const auto [scale, error] = coder.fit(half == 0 ? 2 : 0, half == 0 ? 3.0 : 15.0);
-            if (!std::isfinite(scale) || !std::isfinite(error)) {
-                throw InvalidInput("row " + std::to_string(row) + " cannot be coded: its values are not finite, or too large");
-            }
-            scales[half * rows.n_rows + row] = scale;
-            errors[half * rows.n_rows + row] = error;
+        std::tie(scales[row], errors[row]) = coder.read(row);
+        if (!std::isfinite(scales[row]) || !std::isfinite(errors[row])) {
+            throw InvalidInput("row " + std::to_string(row) + " cannot be coded: its values are not finite, or too large");
         }
-        uint8_t* upper = blocks + row / coded_block * 2 * n_columns * coded_block + row % coded_block;
-        uint8_t* lower = upper + n_columns * coded_block;
+        uint8_t* bytes = blocks + row / coded_block * n_columns * coded_block + row % coded_block;
         for (size_t j = 0; j < rows.width; ++j) {
-            const size_t at = j % n_columns * coded_block;
-            const unsigned shift = static_cast<unsigned>(2 * (j / n_columns));
-            upper[at] = static_cast<uint8_t>(upper[at] | (coder.code(j) >> 2) << shift);
-            lower[at] = static_cast<uint8_t>(lower[at] | (coder.code(j) & 3) << shift);
+            uint8_t& byte = bytes[j % n_columns * coded_block];
+            byte = static_cast<uint8_t>(byte | coder.code(j) << 2 * (j / n_columns));
         }
     }
 }

@@ -6,8 +6,8 @@
 
 namespace lightir {
 
-// Writes 4-bit codes of rows (Codes in dense.hpp): blocks (ceil(n_rows / 64), 2, ceil(width / 4), 64), zeros at first, and
-// scales and errors (2, n_rows). InvalidInput if a row is not finite, or too large for an error bound.
-void code_rows(const Matrix& rows, const float* center, const float* columns, uint8_t* blocks, float* scales, float* errors);
+// Writes 2-bit codes of rows (Codes in dense.hpp): blocks (ceil(n_rows / 64), ceil(width / 4), 64), zeros at first, and scales
+// and errors (n_rows,). InvalidInput if a row is not finite, or too large for an error bound.
+void code_rows(const Matrix& rows, const float* center, uint8_t* blocks, float* scales, float* errors);
 
 }  // namespace lightir

@@ -8,6 +8,7 @@
 #include "dispatch.hpp"
 #include "errors.hpp"
 #include "parallel.hpp"
+#include "rotation.hpp"
 
 namespace lightir {
 namespace {
@@ -18,9 +19,9 @@ constexpr size_t queries_group = 16;
 constexpr size_t rows_a_hit = 200;
 constexpr size_t coded_rows_a_hit = 1000;  // the same for codes, whose bounds are wider
 constexpr size_t rows_ahead = 4, fetched_bytes = 1024;  // prefetch distance and size for rows scored after their copies
-// If more than one in `passing` of `tried` rows passes its code, which costs more than it saves, the next rows are scanned
-// without codes: at first as many, then twice as many each time.
-constexpr size_t passing = 4, tried = 1024, most_rested = 65536;
+// If too many of `tried` rows pass their codes, which costs more than it saves, the next rows are scanned without codes: at
+// first as many, then twice as many each time. A row that passes costs as much as `passing` bytes a column in a scan.
+constexpr size_t passing = 8, tried = 1024, most_rested = 65536;
 static_assert(tile % coded_block == 0, "tiles start at blocks of codes");
 constexpr size_t most_waiting = 32;  // rows that passed and are scored together, when they have arrived in a cache
 
@@ -89,101 +90,87 @@ private:
     size_t dim_ = 0;
 };
 
-// Upper bounds of rows' scores from their codes. Each half of a byte has a table of what its two codes add, rounded up to
-// multiples of a step. Columns whose numbers are small share a small step. The upper and lower two bits have the same tables.
+// Estimates of rows' scores from their codes. Each half of a byte has a table of what its two codes add, in steps. A number
+// between two steps is rounded up with the probability of its distance from the lower one, so that the sum's error has mean 0
+// and is sub-Gaussian, with a standard deviation of at most half a step a table (Hoeffding, 1963).
 class Coded {
 public:
     Coded() = default;
 
     // Stays unusable at a level that reads no codes, and for a query like those of Coarse.
-    Coded(const Codes& codes, size_t n_rows, const float* query, size_t dim)
-        : codes_(codes), n_rows_(n_rows), weights_(codes_a_byte * codes.n_columns) {
-        float most = 0.0f;
-        double squares = 0.0, widest = 0.0;
+    Coded(const Codes& codes, size_t width, const float* query, size_t dim)
+        : codes_(codes), weights_(codes_a_byte * codes.n_columns) {
+        double squares = 0.0;
         for (size_t j = 0; j < dim; ++j) {
             const double value = query[j];
-            weights_[j] = value * codes.columns[j];
-            widest = std::max(widest, std::fabs(weights_[j]));
-            most = std::max(most, std::fabs(query[j]));
+            weights_[j] = value;
             center_ += value * codes.center[j];
             squares += value * value;
         }
-        const bool measurable = most > 1e-25f && most < 1e25f && widest > 1e-30 && widest < 1e30;
-        if (level().codes_above == nullptr || dim > widest_coarse || !measurable) return;
-        order_columns();
-        double base = 0.0;
-        for (size_t j = 0; j < codes.n_columns; ++j) base -= reach(2 * j) + reach(2 * j + 1);
-        base_ = static_cast<float>(base);
-        slack_ = static_cast<float>(-base * 2e-6);  // roundings of products and bounds
-        length_ = static_cast<float>(std::sqrt(squares) * 1.001);
+        length_ = std::sqrt(squares);
+        if (level().codes_above == nullptr || width > widest_coarse || !(length_ > 1e-25 && length_ < 1e25)) return;
+        for (double& weight : weights_) weight /= length_;
+        Rotation(width).apply(weights_.data());
+        fill_tables();
+        if (query_.deviation > std::sqrt(3.0) * least_error) tables_.clear();  // codes.cpp says why
     }
 
     bool usable() const { return !tables_.empty(); }
 
     // Like Coarse::rows_above; `first` is a multiple of coded_block.
     size_t rows_above(size_t first, size_t n, float threshold, uint32_t* positions) const {
-        const CodedQuery query{columns_.data(), tables_.data(), groups_.data(), groups_.size(),
-                               base_,           {1.0f, slack_, length_}};
-        const float *scales = codes_.scales + first, *errors = codes_.errors + first;
-        const CodedRows span{codes_.data + first * 2 * codes_.n_columns, codes_.n_columns,  scales, errors,
-                             scales + n_rows_,                           errors + n_rows_};
-        const double rest = static_cast<double>(threshold) - center_;
+        const CodedRows span{codes_.data + first * codes_.n_columns, codes_.n_columns, codes_.scales + first, codes_.errors + first};
+        CodedQuery query = query_;
+        query.tables = tables_.data();
+        const double rest = (static_cast<double>(threshold) - center_) / length_;
         return level().codes_above(span, n, query, just_below(static_cast<float>(rest)), positions);
     }
 
 private:
-    static constexpr size_t most_groups = 4;
-
     // The weights of the two codes of a half byte; halves 2 j and 2 j + 1 are those of column j.
     double first_of(size_t half) const { return weights_[half / 2 + half % 2 * 2 * codes_.n_columns]; }
     double second_of(size_t half) const { return weights_[half / 2 + (half % 2 * 2 + 1) * codes_.n_columns]; }
     // The largest magnitude of what a half byte adds.
     double reach(size_t half) const { return 3.0 * (std::fabs(first_of(half)) + std::fabs(second_of(half))); }
-    double larger_reach(size_t column) const { return std::max(reach(2 * column), reach(2 * column + 1)); }
 
-    // Sorts the columns by what they can add and makes groups, in which it differs at most by a factor of 2 but in the last.
-    void order_columns() {
-        for (size_t j = 0; j < codes_.n_columns; ++j) columns_.push_back(static_cast<uint16_t>(j));
-        std::stable_sort(columns_.begin(), columns_.end(),
-                         [this](uint16_t a, uint16_t b) { return larger_reach(a) > larger_reach(b); });
-        tables_.resize(32 * columns_.size());
-        const double limit = static_cast<double>(std::min<size_t>(127, 65535 / (2 * columns_.size())));
-        for (size_t first = 0; first < columns_.size(); first = groups_.back().end) {
-            const double widest = std::max(2.0 * larger_reach(columns_[first]), 1e-30);
-            const auto is_like_first = [&](uint16_t column) { return 2.0 * larger_reach(column) >= widest / 2; };
-            const auto begin = columns_.begin() + static_cast<std::ptrdiff_t>(first);
-            const auto end = groups_.size() + 1 == most_groups ? columns_.end()
-                                                               : std::partition_point(begin, columns_.end(), is_like_first);
-            std::sort(begin, end);  // the order in memory
-            groups_.push_back({static_cast<size_t>(end - columns_.begin()), static_cast<float>(widest / limit * 1.000001)});
-            for (size_t i = first; i < groups_.back().end; ++i) {
-                fill(2 * i, 2 * columns_[i], groups_.back().step);
-                fill(2 * i + 1, 2 * columns_[i] + 1, groups_.back().step);
+    void fill_tables() {
+        const size_t n_tables = 2 * codes_.n_columns;
+        const double limit = static_cast<double>(std::min<size_t>(127, 65535 / n_tables));
+        double widest = 0.0, base = 0.0;
+        for (size_t half = 0; half < n_tables; ++half) {
+            widest = std::max(widest, reach(half));
+            base -= reach(half);
+        }
+        const double step = 2.0 * widest / (limit - 1.0);
+        tables_.resize(16 * n_tables);
+        uint64_t state = 0;
+        for (size_t half = 0; half < n_tables; ++half) {
+            const double dither = static_cast<double>(splitmix(state) >> 11) * 0x1p-53;
+            for (size_t code = 0; code < 16; ++code) {
+                const double first = first_of(half) * (2.0 * static_cast<double>(code % 4) - 3.0);
+                const double second = second_of(half) * (2.0 * static_cast<double>(code / 4) - 3.0);
+                tables_[16 * half + code] = static_cast<uint8_t>((first + second + reach(half)) / step + dither);
             }
         }
-    }
-
-    void fill(size_t table, size_t half, float step) {
-        for (int code = 0; code < 16; ++code) {
-            const double value = first_of(half) * (2 * (code % 4) - 3) + second_of(half) * (2 * (code / 4) - 3);
-            tables_[16 * table + static_cast<size_t>(code)] = static_cast<uint8_t>(std::ceil((value + reach(half)) / step));
-        }
+        const double deviation = code_deviations * step * std::sqrt(static_cast<double>(n_tables)) / 2.0;
+        const double slack = -base * 2e-6;  // roundings of products
+        query_ = {nullptr, static_cast<float>(base), static_cast<float>(step), static_cast<float>(slack),
+                  static_cast<float>(deviation)};
     }
 
     Codes codes_;
-    size_t n_rows_ = 0;
-    std::vector<double> weights_;  // of the columns of rows
-    std::vector<uint16_t> columns_;
+    std::vector<double> weights_;  // the rotated query, of length 1
     std::vector<uint8_t> tables_;
-    std::vector<CodedGroup> groups_;
-    float base_ = 0.0f, slack_ = 0.0f, length_ = 0.0f;
-    double center_ = 0.0;  // product of the query and the center
+    CodedQuery query_{};
+    double length_ = 0.0, center_ = 0.0;  // of the query; product of the query and the center
 };
 
 // Decides whether codes are read, by how many rows passed them. The first rows are scanned without codes, since they all
 // would pass.
 class Trial {
 public:
+    explicit Trial(size_t element_bytes) : element_bytes_(element_bytes) {}
+
     // Whether to read the codes of the next n rows.
     bool pays(size_t n) {
         const bool pays = resting_ == 0;
@@ -195,26 +182,26 @@ public:
         n_found_ += n_found;
         n_rows_ += n;
         if (n_rows_ < tried) return;
-        const bool failed = n_found_ * passing > n_rows_;
+        const bool failed = n_found_ * passing > n_rows_ * element_bytes_;
         if (failed) resting_ = next_;
         next_ = failed ? std::min(2 * next_, most_rested) : tried;
         n_found_ = n_rows_ = 0;
     }
 
 private:
-    size_t resting_ = tried, next_ = tried, n_found_ = 0, n_rows_ = 0;
+    size_t element_bytes_, resting_ = tried, next_ = tried, n_found_ = 0, n_rows_ = 0;
 };
 
 // Collects the best rows for one query, tile by tile. Codes, int8 rows and copies are bounded first, and only rows with a
-// bound above the threshold are scored, which does not change the result.
+// bound above the threshold are scored.
 class Scan {
 public:
     // lowest: exclusive lower limit of the scores; NaN for none.
     Scan(const Matrix& rows, const Sketches& sketches, const float* query, size_t dim, size_t k, float lowest)
         : rows_(rows), bytes_(sketches.copies.rows.data == nullptr ? rows : sketches.copies.rows),
-          errors_(sketches.copies.errors), query_(query), dim_(dim), spare_(32 + k / 4), best_(k, lowest) {
+          errors_(sketches.copies.errors), query_(query), dim_(dim), spare_(1 + k / 16), trial_(element_bytes(rows.element)), best_(k, lowest) {
         if (bytes_.element == Element::int8) coarse_ = Coarse(query, dim);
-        if (sketches.codes.data != nullptr) coded_ = Coded(sketches.codes, rows.n_rows, query, dim);
+        if (sketches.codes.data != nullptr) coded_ = Coded(sketches.codes, rows.width, query, dim);
     }
 
     void visit(size_t first, size_t n, Bitmap allowed) {
@@ -259,7 +246,10 @@ private:
     }
 
     void score_waiting() {
+        const bool bounded = coarse_.usable() && errors_ == nullptr;  // not by copies, which would be read too
         for (const size_t doc : waiting_) {
+            uint32_t position = 0;
+            if (bounded && coarse_.rows_above(rows_, nullptr, doc, 1, best_.threshold(), &position) == 0) continue;
             float score = 0.0f;
             score_rows(rows_, doc, 1, query_, dim_, &score);
             take(doc, score);
@@ -285,8 +275,9 @@ private:
         return n_found;
     }
 
-    // Prefetches a row that is not in a cache because only its sketch was read.
-    void fetch(size_t doc) const {
+    // Prefetches a row that is not in a cache because only its sketch was read. Always inlined, because gcc drops calls to
+    // functions that only prefetch.
+    [[gnu::always_inline]] void fetch(size_t doc) const {
         if (doc >= rows_.n_rows) return;
         const uint8_t* row = rows_.row(doc);
         for (size_t byte = 0; byte < std::min(rows_.row_bytes(), fetched_bytes); byte += 64) {

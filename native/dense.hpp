@@ -14,16 +14,16 @@ struct Copies {
     const float* errors = nullptr;
 };
 
-// 4-bit codes of rows in blocks (CodedRows): row i is center + scales[i] * columns * numbers, column by column, plus a
-// residual, and errors[i] is at least the residual's length and what roundings can change, for a query of length 1
-// (kernel.code_rows). Byte j of a row has the codes of columns j, j + n_columns, j + 2 n_columns and j + 3 n_columns.
+// 2-bit codes of rows in blocks (CodedRows). With y row i less the center, rotated (rotation.hpp), and u the numbers of its codes,
+// a query's product with y is that of the rotated query with scales[i] * u, plus or minus errors[i] times its length: but with
+// a probability below 1e-9, and as the kernel rounds (codes.cpp). Byte j of a row has the codes of columns j, j + n_columns,
+// j + 2 n_columns and j + 3 n_columns, lowest bits first.
 struct Codes {
-    const uint8_t* data = nullptr;  // (blocks, 2, n_columns, coded_block); null if there are no codes
+    const uint8_t* data = nullptr;  // (blocks, n_columns, coded_block); null if there are no codes
     size_t n_columns = 0;           // width / 4, rounded up
-    const float* scales = nullptr;  // (2, n_rows): of the upper two bits, of whole codes
-    const float* errors = nullptr;  // (2, n_rows)
-    const float* center = nullptr;   // (width,)
-    const float* columns = nullptr;  // (width,)
+    const float* scales = nullptr;  // (n_rows,)
+    const float* errors = nullptr;  // (n_rows,)
+    const float* center = nullptr;  // (width,)
 };
 
 // Smaller forms of rows, which a scan reads first to skip rows that cannot be among the best.
@@ -33,7 +33,8 @@ struct Sketches {
 };
 
 // For each of the n_queries rows of dim floats, the k allowed rows with the largest inner product with their first
-// dim columns. A NaN score is InvalidInput. Sketches make the scan faster and do not change the result.
+// dim columns. A NaN score is InvalidInput. Sketches make the scan faster; copies do not change the result, and codes
+// leave out a row of it with a probability below 1e-9.
 // floors (n_queries,) are the queries' minimum scores, or null.
 std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queries, size_t n_queries, size_t dim,
                                           size_t k, size_t n_threads, Bitmap allowed, const Sketches& sketches = {},

@@ -6,7 +6,7 @@
 //   coarse_dot(row, query) with a CoarseQuery;
 //   byte_product(row, query) with a ByteQuery;
 //   has_coarse_dots and, if true, coarse_dots(rows, row_bytes, query, products) of four rows;
-//   reads_codes and, if true, code_sums(block, columns, n_columns, tables, sums) of a block of codes.
+//   reads_codes and, if true, code_sums(block, n_columns, tables, sums) of a block of codes.
 // V is in an unnamed namespace, so the linker cannot merge code of different levels. For the same reason the loops use
 // only macros and builtins of the standard library.
 #pragma once
@@ -87,6 +87,12 @@ inline size_t rows_ahead(size_t row_bytes) { return scanned_ahead_bytes / (row_b
 // A macro, because gcc drops calls to functions that only prefetch. Addresses after the last row are prefetched but not read.
 #define LIGHTIR_FETCH(from, bytes) \
     for (size_t byte = 0; byte < (bytes); byte += fetched_line) __builtin_prefetch((from) + byte)
+
+// Bytes from a column of a block of codes to the one that is prefetched: whole blocks.
+inline size_t codes_ahead(size_t n_columns) {
+    const size_t block_bytes = coded_block * n_columns;
+    return (scanned_ahead_bytes + block_bytes - 1) / block_bytes * block_bytes;
+}
 
 template <typename V, Element E>
 void dot_rows(const uint8_t* rows, size_t n_rows, size_t row_bytes, const float* query, size_t dim, float* scores) {
@@ -169,51 +175,27 @@ size_t coarse_above(const CoarseRows& rows, size_t n_rows, const CoarseQuery& qu
 
 static_assert(coded_block == scan_width, "a block's bounds are tested at once");
 
-// Adds what one half of a block's bits adds to the products of its rows.
+// Of a block of rows, the mask of those whose score may be above the threshold: it is at most the estimate plus the root of the
+// squared errors. Neither a root nor a comparison of signs is needed, if the gap to the threshold is squared with its sign.
 template <typename V>
-inline void add_code_sums(const uint8_t* half_block, const CodedQuery& query, float* products) {
+inline uint64_t block_above(const CodedRows& rows, size_t first, size_t n, const CodedQuery& query, float threshold) {
     alignas(64) uint16_t sums[coded_block];
-    size_t first = 0;
-    for (size_t g = 0; g < query.n_groups; ++g) {
-        const CodedGroup& group = query.groups[g];
-        V::code_sums(half_block, query.columns + first, group.end - first, query.tables + 32 * first, sums);
-        for (size_t i = 0; i < coded_block; ++i) products[i] += group.step * static_cast<float>(sums[i]);
-        first = group.end;
+    alignas(64) float above[coded_block];
+    V::code_sums(rows.data + first * rows.n_columns, rows.n_columns, query.tables, sums);
+    for (size_t i = 0; i < n; ++i) {
+        const float scale = rows.scales[first + i], error = rows.errors[first + i], spread = scale * query.deviation;
+        const float gap = threshold - scale * (query.base + query.step * static_cast<float>(sums[i]) + query.slack);
+        above[i] = error * error + spread * spread - gap * __builtin_fabsf(gap) + __FLT_MIN__;
     }
-}
-
-// Of a block of rows, the mask of those with a bound above the threshold: by the upper bits of their codes, and if many pass,
-// by all bits. deep: whether the lower bits of the last block were read; then those of the next one are prefetched.
-template <typename V>
-inline uint64_t block_above(const CodedRows& rows, size_t first, size_t n, const CodedQuery& query, float threshold,
-                            bool& deep) {
-    alignas(64) float upper[coded_block], bounds[coded_block];
-    const uint8_t* block = rows.data + first * 2 * rows.n_columns;
-    const uint8_t* lower_bits = block + coded_block * rows.n_columns;
-    const uint8_t* next = block + 2 * coded_block * rows.n_columns;
-    LIGHTIR_FETCH(next, (deep ? 2 : 1) * coded_block * rows.n_columns);
-    for (size_t i = 0; i < coded_block; ++i) upper[i] = query.base;
-    add_code_sums<V>(block, query, upper);
-    for (size_t i = 0; i < coded_block; ++i) bounds[i] = upper[i];
-    bound_rows<V>({nullptr, 0, rows.upper_scales, rows.upper_errors}, first, n, query.bounding, bounds);
-    const uint64_t mask = mask_above<V>(bounds, n, threshold);
-    deep = static_cast<size_t>(__builtin_popcountll(mask)) >= rows_for_lower_bits;
-    if (!deep) return mask;
-    for (size_t i = 0; i < coded_block; ++i) bounds[i] = 4.0f * upper[i] + query.base;
-    add_code_sums<V>(lower_bits, query, bounds);
-    Bounding whole = query.bounding;
-    whole.slack *= 5.0f;
-    bound_rows<V>({nullptr, 0, rows.scales, rows.errors}, first, n, whole, bounds);
-    return mask & mask_above<V>(bounds, n, threshold);
+    return mask_above<V>(above, n, 0.0f);
 }
 
 template <typename V>
 size_t codes_above(const CodedRows& rows, size_t n_rows, const CodedQuery& query, float threshold, uint32_t* positions) {
     size_t n_found = 0;
-    bool deep = false;
     for (size_t first = 0; first < n_rows; first += coded_block) {
         const size_t n = n_rows - first < coded_block ? n_rows - first : coded_block;
-        n_found = add_positions(block_above<V>(rows, first, n, query, threshold, deep), first, positions, n_found);
+        n_found = add_positions(block_above<V>(rows, first, n, query, threshold), first, positions, n_found);
     }
     return n_found;
 }

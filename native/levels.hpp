@@ -51,37 +51,25 @@ struct ByteQuery {
     int32_t sum;  // of the values
 };
 
-// 4-bit codes of rows, in blocks of coded_block rows. The upper two bits of all codes of a block are stored first, then the
-// lower two: byte r of column j has two bits of four codes of row r. A code 4 u + l is the number 4 (2 u - 3) + (2 l - 3).
+// 2-bit codes of rows, in blocks of coded_block rows: byte r of column j has four codes of row r. A code u is the number 2 u - 3.
 constexpr size_t coded_block = 64;
 constexpr size_t codes_a_byte = 4;
 
 struct CodedRows {
     const uint8_t* data;  // the block of the first row
     size_t n_columns;
-    // Scales and errors of the numbers 2 u - 3, then those of the whole numbers.
-    const float *upper_scales, *upper_errors, *scales, *errors;
+    const float *scales, *errors;
 };
 
-// A query for codes. A row's product is base plus, for each column of codes, a number for the lower half and one for the
-// upper half of its byte, times the step of the column's group. The product of whole codes is 4 times that of their upper
-// bits plus that of their lower bits.
-struct CodedGroup {
-    size_t end;  // of the group's columns in the query's order
-    float step;
-};
+constexpr double code_deviations = 6.5;  // standard deviations by which a score may differ from its estimate
+constexpr double least_error = 2.0;      // of a row, relative to its scale
 
+// A query of length 1 for codes. A row's product is base plus the step times the sum of what its columns add: a number for the
+// lower half of a byte and one for its upper half. `deviation` bounds the error of that sum, and errors are added squared.
 struct CodedQuery {
-    const uint16_t* columns;   // the columns of codes, in the query's order
-    const uint8_t* tables;     // (n_columns, 2, 16) numbers of at most 127 in that order, whose sums fit 16 bits
-    const CodedGroup* groups;
-    size_t n_groups;
-    float base;
-    Bounding bounding;
+    const uint8_t* tables;  // (n_columns, 2, 16) numbers of at most 127, whose sums fit 16 bits
+    float base, step, slack, deviation;
 };
-
-// Number of rows of a block that pass by their upper bits, from which the block's lower bits are read before the rows.
-constexpr size_t rows_for_lower_bits = 3;
 
 // int8 rows, with an error per row if they are copies.
 struct CoarseRows {

@@ -254,25 +254,23 @@ private:
     }
 
     void take_codes(const nb::tuple& parts, const Matrix& matrix) {
-        arrays_.emplace_back(new Array(parts[0], "codes", 4));
+        arrays_.emplace_back(new Array(parts[0], "codes", 3));
         const Array& bytes = *arrays_.back();
         Codes& codes = sketches.codes;
         codes.data = bytes.span<uint8_t>().data;
-        codes.n_columns = bytes.size(2);
+        codes.n_columns = bytes.size(1);
         same_length("blocks of rows and of codes", (matrix.n_rows + coded_block - 1) / coded_block, bytes.size(0));
-        same_length("columns of rows and codes", (matrix.width + codes_a_byte - 1) / codes_a_byte, bytes.size(2));
-        same_length("halves of codes", 2, bytes.size(1));
-        same_length("block and rows of codes", coded_block, bytes.size(3));
-        codes.scales = numbers(parts[1], "scales of codes", matrix.n_rows, 2);
-        codes.errors = numbers(parts[2], "errors of codes", matrix.n_rows, 2);
+        same_length("columns of rows and codes", (matrix.width + codes_a_byte - 1) / codes_a_byte, bytes.size(1));
+        same_length("block and rows of codes", coded_block, bytes.size(2));
+        codes.scales = numbers(parts[1], "scales of codes", matrix.n_rows);
+        codes.errors = numbers(parts[2], "errors of codes", matrix.n_rows);
         codes.center = numbers(parts[3], "center", matrix.width);
-        codes.columns = numbers(parts[4], "columns", matrix.width);
     }
 
-    const float* numbers(nb::handle given, const char* name, size_t n, size_t times = 1) {
-        arrays_.emplace_back(new Array(given, name, times == 1 ? 1 : 2));
+    const float* numbers(nb::handle given, const char* name, size_t n) {
+        arrays_.emplace_back(new Array(given, name, 1));
         const Span<float> values = arrays_.back()->span<float>();
-        same_length(name, times * n, values.size);
+        same_length(name, n, values.size);
         return values.data;
     }
 

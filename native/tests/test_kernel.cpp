@@ -229,16 +229,15 @@ void dense_functions_stay_inside_their_arrays(Element element, size_t n_rows, si
     const std::vector<uint8_t> bytes(n_rows * width, 0);
     const Copies copies{{bytes.data(), n_rows, width, Element::int8, scales.data()}, scales.data()};
     const size_t n_columns = (width + 3) / 4;
-    const std::vector<uint8_t> blocks((n_rows + coded_block - 1) / coded_block * 2 * n_columns * coded_block, 0);
-    const std::vector<float> columns(width, 1.0f), wide_errors(2 * n_rows, 1e6f), ones(2 * n_rows, 1.0f);
+    const std::vector<uint8_t> blocks((n_rows + coded_block - 1) / coded_block * n_columns * coded_block, 0);
+    const std::vector<float> center(width, 1.0f), wide_errors(n_rows, 1e6f), ones(n_rows, 1.0f);
     std::vector<uint8_t> made(blocks.size());
-    std::vector<float> made_scales(2 * n_rows), made_errors(2 * n_rows);
-    code_rows(rows, columns.data(), columns.data(), made.data(), made_scales.data(), made_errors.data());
-    const Codes own{made.data(), n_columns, made_scales.data(), made_errors.data(), columns.data(), columns.data()};
+    std::vector<float> made_scales(n_rows), made_errors(n_rows);
+    code_rows(rows, center.data(), made.data(), made_scales.data(), made_errors.data());
+    const Codes own{made.data(), n_columns, made_scales.data(), made_errors.data(), center.data()};
     const auto coded = dense_top_k(rows, queries.data(), 2, dim, 5, 2, Bitmap{}, {{}, own});
     for (size_t q = 0; q < 2; ++q) expect(coded[q].size() == hits[q].size(), "codes change no number of hits");
-    const Codes codes{blocks.data(),      n_columns,      ones.data(),
-                      wide_errors.data(), columns.data(), columns.data()};
+    const Codes codes{blocks.data(), n_columns, ones.data(), wide_errors.data(), center.data()};
     const std::vector<float> floors{1.0f, -1.0f};
     const auto above = dense_top_k(rows, queries.data(), 2, dim, 5, 2, Bitmap{}, {copies, codes}, floors.data());
     expect(above[0].empty() && above[1].size() == hits[1].size(), "rows below the floor are left out");

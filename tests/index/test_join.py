@@ -73,9 +73,9 @@ def plain_arrays(parts: list[Part], mean: float, *, copies: bool, coded: bool) -
             made = kernel.copy_rows(dense)
             arrays |= {"dense.copies": made.rows, "dense.copy_scales": made.scales, "dense.copy_errors": made.errors}
         if coded:
-            codes = kernel.code_rows(dense)
-            names = ("codes", "code_scales", "code_errors", "code_center", "code_columns")
-            arrays |= {f"dense.{name}": array for name, array in zip(names, codes.arrays(), strict=True)}
+            codes = kernel.code_rows(dense, scales=arrays.get("dense.scales"))
+            names = ("codes", "scales", "errors", "center")
+            arrays |= {f"dense.rotated_{name}": array for name, array in zip(names, codes.arrays(), strict=True)}
     if any(rows.sparse is not None for rows in encoded):
         arrays |= branch_arrays("sparse", [term_weights(rows.sparse, i) for rows, i in of], np.uint8, VOCAB_SIZE)
     if of[0][0].tokens is not None:
@@ -149,7 +149,7 @@ def require_plain_arrays(folder: Path, parts: list[Part], options: IndexOptions)
         parts,
         5.5,
         copies=options.dense_dtype == "fp16+int8",
-        coded=options.dense_dtype == "fp16" and sum(len(numbers) for _, numbers in parts) > segment_writer.CODED_ABOVE,
+        coded=sum(len(numbers) for _, numbers in parts) > segment_writer.CODED_ABOVE,
     )
     assert segment.manifest["arrays"].keys() == expected.keys()
     for name, array in expected.items():
@@ -199,7 +199,7 @@ def test_a_join_of_segments_and_rows_has_the_arrays_of_its_documents(
 
 @pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("dtype", ["fp16", "int8", "fp16+int8"])
-def test_a_join_of_many_float16_rows_has_their_codes(
+def test_a_join_of_many_rows_has_their_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any
 ) -> None:
     monkeypatch.setattr(segment_writer, "CODED_ABOVE", 20)

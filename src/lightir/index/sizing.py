@@ -139,7 +139,7 @@ def rows_like(view: View, tokenizer: TextTokenizer | None) -> SizedRows:
         tokens = sum(counter(view.contract, tokenizer)(texts)) / len(texts)
     width, dense_dtype = info.dense_dim or 0, view.options.dense_dtype
     coded = any(live.segment.dense_codes is not None for live in view.segments)
-    codes = 0.0 if coded else _code_bytes(width, dense_dtype)
+    codes = 0.0 if coded else _code_bytes(width)
     scanned = _scanned(width, dense_dtype)
     return SizedRows(n_rows / info.documents, tokens, per_row, scanned, info.documents, str(view.folder), codes)
 
@@ -183,13 +183,13 @@ def rows_of_model(
         n_bytes["sparse"] = terms * measured["search"]["sparse_bytes_per_term"]
     largest = max(row["documents"] for row in measured["disk"]["collections"])
     like = f"{len(measured['disk']['collections'])} measured collections"
-    scanned, codes = _scanned(width, dense_dtype), _code_bytes(width, dense_dtype)
+    scanned, codes = _scanned(width, dense_dtype), _code_bytes(width)
     return SizedRows(per_document, tokens, n_bytes, scanned, largest, like, codes)
 
 
-def _code_bytes(width: int, dense_dtype: DenseDtype) -> float:
-    """Return the bytes of the codes of a row in a large segment: 4 bits per column, two scales, two error bounds."""
-    return 2.0 * math.ceil(width / 4) + 16.0 if width and dense_dtype == "fp16" else 0.0
+def _code_bytes(width: int) -> float:
+    """Return the bytes of the codes of a row in a large segment: 2 bits per column, a scale and an error bound."""
+    return math.ceil(width / 4) + 8.0 if width else 0.0
 
 
 def _scanned(width: int, dense_dtype: DenseDtype) -> float:

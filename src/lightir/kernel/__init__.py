@@ -78,31 +78,27 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class RowCodes:
-    """4-bit codes of rows, which a scan reads before the rows and before their copies (`code_rows`).
+    """2-bit codes of rows, which a scan reads before the rows and before their copies (`code_rows`).
 
-    A code c is the number 2 c - 15; its upper two bits u alone are the number 2 u - 3. Row i is
-    center + scale * columns * numbers, column by column, plus a residual.
+    A code u is the number 2 u - 3. A query's product with row i is its product with the center, plus that of the
+    rotated query with scales[i] * numbers of row i, plus or minus errors[i] times the query's length.
 
     Attributes:
-        rows: (ceil(n / 64), 2, m, 64) uint8 with m = ceil(width / 4), padded with zeros. Byte [b, h, j, r] has two bits
-            of the codes of row 64 b + r in the columns j, j + m, j + 2 m and j + 3 m, lowest bits first: the upper two
-            bits of each code for h = 0, the lower two for h = 1.
-        scales: (2, n) float32, not negative: for the upper two bits alone, and for whole codes.
-        errors: (2, n) float32 upper bounds of the residual's Euclidean length, plus a bound of what the roundings of a
-            search can add for a query of length 1; for the upper two bits alone, and for whole codes.
+        rows: (ceil(n / 64), m, 64) uint8 with m = ceil(width / 4), padded with zeros. Byte [b, j, r] has the codes of
+            row 64 b + r in the columns j, j + m, j + 2 m and j + 3 m, lowest bits first.
+        scales: (n,) float32, not negative.
+        errors: (n,) float32, with a bound of what the roundings of a search can add.
         center: (width,) float32 mean of each column over a sample of rows.
-        columns: (width,) float32 standard deviation of each column over the sample.
     """
 
     rows: npt.NDArray[np.uint8]
     scales: npt.NDArray[np.float32]
     errors: npt.NDArray[np.float32]
     center: npt.NDArray[np.float32]
-    columns: npt.NDArray[np.float32]
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
         """Return the arrays in the order that the compiled module expects."""
-        return (self.rows, self.scales, self.errors, self.center, self.columns)
+        return (self.rows, self.scales, self.errors, self.center)
 
 
 def dispatch() -> str:
@@ -244,9 +240,10 @@ def dense_top_k(
         scales: (n_docs,) float32 for int8 rows, else None; row i represents scales[i] * rows[i].
         threads: maximum number of threads.
         allowed: bitmap of the rows that may be returned (`pack_bitmap`); None for all.
-        copies: int8 copies (`copy_rows`) or 4-bit codes (`code_rows`) of the rows. The scan then reads only the rows
-            whose copies or codes score high enough; the result is the same. It reads no copies if k is more than one
-            row in 200, and no codes if k is more than one row in 1,000, or for a while if they exclude too few rows.
+        copies: int8 copies (`copy_rows`) or 2-bit codes (`code_rows`) of the rows. The scan then reads only the rows
+            whose copies or codes score high enough. Copies never change the result, and codes leave out one of its
+            rows with a probability below 1e-9. It reads no copies if k is more than one row in 200, and no codes if k
+            is more than one row in 1,000, or for a while if they exclude too few rows.
 
     Returns:
         doc_ords (n, m) uint32 and scores (n, m) float32 with m = min(k, number of allowed rows); both are (0, 0)
@@ -292,51 +289,46 @@ def copy_rows(rows: Rows) -> Copies:
 
 
 CODED_BLOCK = 64  # rows whose codes are stored together
-CODED_SAMPLE = 16_384  # rows from which the center and the scales of columns are estimated
+CODED_SAMPLE = 16_384  # rows from which the center is estimated
 
 
-def code_columns(
-    rows: Rows, *, scales: npt.NDArray[np.float32] | None = None
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return the center and the scales of columns for `code_rows`, from the first 16,384 rows.
+def code_center(rows: Rows, *, scales: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
+    """Return the center for `code_rows`: the mean of the first 16,384 rows.
 
-    A column's scale is at least 0.001 of the largest one, and 1 if all rows are equal. Any values keep a search exact;
-    these make residuals short.
+    Any center is right; this one makes errors small.
     """
     first = slice(min(len(rows), CODED_SAMPLE))
     sample = rows[first].astype(np.float64)
     if scales is not None:
         sample *= scales[first, None]
-    if not len(sample):
-        return np.zeros(rows.shape[1], np.float32), np.ones(rows.shape[1], np.float32)
-    deviations = sample.std(axis=0)
-    least = deviations.max(initial=0.0) / 1000
-    columns = np.maximum(deviations, least) if least > 0 else np.ones_like(deviations)
-    return sample.mean(axis=0).astype(np.float32), columns.astype(np.float32)
+    return (sample.mean(axis=0) if len(sample) else np.zeros(rows.shape[1])).astype(np.float32)
 
 
 def code_rows(
     rows: Rows,
     *,
     scales: npt.NDArray[np.float32] | None = None,
-    columns: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None,
+    center: npt.NDArray[np.float32] | None = None,
 ) -> RowCodes:
-    """Return 4-bit codes of rows.
+    """Return 2-bit codes of rows, similar to RaBitQ (Gao & Long, SIGMOD 2024).
 
-    The codes divide a row's columns, each relative to its scale, into 16 steps of 0.3 of their root mean square. A
-    row's scales are projections, which make its residuals short. The errors bound scores, since |query . residual| is
-    at most |query| |residual| (Cauchy-Schwarz inequality).
+    A row y, less the center, is rotated. Its codes u divide each column into four steps, which are as long as the root
+    mean square of the columns. The scale s = |y|^2 / (u . y) makes s u - y orthogonal to y, so the score's error is the
+    product of s u - y and of the query's part across y. That part points in any direction, as the rotation looks
+    random. So the error is at most 6.5 standard deviations, 6.5 / sqrt(width - 1) |query| |s u - y|, but with a
+    probability below exp(-6.5^2 / 2) < 1e-9. Rows of up to 43 columns have the bound of Cauchy and Schwarz,
+    |query| |s u - y|. No error is below 2 s, which leaves room for the error of a search's tables.
 
     Args:
         rows: (n, width) float16, float32 or int8, finite.
         scales: (n,) float32 for int8 rows, else None; row i represents scales[i] * rows[i].
-        columns: center and scales of columns (`code_columns`); None to estimate them from the rows.
+        center: (width,) float32 (`code_center`); None to estimate it from the rows.
 
     Raises:
         InvalidInput: a row is not finite, or too large for an error bound in float32.
     """
-    center, deviations = code_columns(rows, scales=scales) if columns is None else columns
-    return RowCodes(*_native.code_rows(rows, scales, center, deviations), center, deviations)
+    middle = code_center(rows, scales=scales) if center is None else center
+    return RowCodes(*_native.code_rows(rows, scales, middle), middle)
 
 
 def dense_pair_scores(

@@ -119,25 +119,52 @@ def dense_top_k(
     return docs[best].astype(np.uint32), np.take_along_axis(scores, best, axis=1).astype(np.float32)
 
 
+def rotation(width: int) -> npt.NDArray[np.float64]:
+    """Return the (width, width) matrix of the rotation of `lightir.kernel.code_rows`.
+
+    Three rounds change signs, then multiply the first p columns by a Hadamard matrix of order p, and the last p too if
+    there are more: p is the largest power of 2 up to the width. A sign is negative if the next number of splitmix64
+    (Steele et al., 2014), which starts at 0, has its highest bit.
+    """
+    order = 1 << (width.bit_length() - 1)
+    hadamard = np.ones((1, 1))
+    while len(hadamard) < order:
+        hadamard = np.kron([[1, 1], [1, -1]], hadamard)
+    first, last = np.eye(width), np.eye(width)
+    first[:order, :order] = last[width - order :, width - order :] = hadamard / np.sqrt(order)
+    signs = []
+    for n in range(1, 3 * width + 1):
+        bits = n * 0x9E3779B97F4A7C15 % 2**64
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+        signs.append(-1.0 if (bits ^ bits >> 31) >> 63 else 1.0)
+    product = np.eye(width)
+    for round_signs in np.reshape(signs, (3, width)):
+        product = first @ np.diag(round_signs) @ product
+        if order < width:
+            product = last @ product
+    return product
+
+
 def code_rows(
     rows: Rows,
-    columns: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
+    center: npt.NDArray[np.float32],
     *,
     scales: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return what `lightir.kernel.code_rows` stores: (n, width) codes, (2, n) scales, (2, n) lengths of residuals."""
-    center, deviations = (part.astype(np.float64) for part in columns)
-    codes = np.zeros(rows.shape, np.uint8)
-    factors, lengths = np.zeros((2, len(rows))), np.zeros((2, len(rows)))
-    for i, row in enumerate(_values(rows, scales)):
-        scaled = (row - center) / deviations
-        step = 0.3 * np.sqrt(np.mean(scaled**2))
-        codes[i] = 8 if step == 0 else np.floor(scaled / step).clip(-8, 7) + 8
-        for half, numbers in enumerate((2.0 * (codes[i] >> 2) - 3, 2.0 * codes[i] - 15)):
-            numbers *= deviations
-            factors[half, i] = max(0.0, (row - center) @ numbers / (numbers @ numbers))
-            lengths[half, i] = np.linalg.norm(row - center - factors[half, i] * numbers)
-    return codes, factors, lengths
+    """Return what `lightir.kernel.code_rows` stores: (n, width) codes, (n,) scales, (n,) errors without roundings."""
+    width = rows.shape[1]
+    share = min(1.0, 6.5 / np.sqrt(width - 1)) if width > 1 else 1.0
+    codes, factors, errors = np.zeros(rows.shape, np.uint8), np.zeros(len(rows)), np.zeros(len(rows))
+    rotated = (_values(rows, scales) - center.astype(np.float64)) @ rotation(width).T
+    for i, row in enumerate(rotated):
+        step = np.sqrt(np.mean(row**2))
+        codes[i] = 2 if step == 0 else np.floor(row / step).clip(-2, 1) + 2
+        numbers = 2.0 * codes[i] - 3
+        if step > 0:
+            factors[i] = (row @ row) / (numbers @ row)
+            errors[i] = max(share * np.linalg.norm(factors[i] * numbers - row), 2 * factors[i])
+    return codes, factors, errors
 
 
 def dense_pair_scores(

@@ -64,7 +64,7 @@ class ScannedRows(NamedTuple):
         rows: (n, width) float16, float32 or int8.
         scales: (n,) float32 for int8 rows, else None.
         copies: int8 copies of the rows, which a scan reads first, or None.
-        codes: 4-bit codes of the rows, which a scan reads before copies and rows, or None.
+        codes: 2-bit codes of the rows, which a scan reads before copies and rows, or None.
         graph: graph over rows, by which they are searched approximately, or None.
     """
 

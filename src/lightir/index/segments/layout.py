@@ -12,8 +12,8 @@ MANIFEST = "manifest.json"
 SEGMENT_VERSION = 2
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 CODED_ABOVE = 65_536
-"""Maximum number of documents of a segment of float16 rows without codes. The pieces of a build, which are joined at
-its end, have no more. A scan of int8 rows or copies gains little by codes (docs/performance.md)."""
+"""Maximum number of documents of a segment of dense rows without codes. The pieces of a build, which are joined at its
+end, have no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,11 +171,11 @@ class Segment:
 
     @cached_property
     def dense_codes(self) -> kernel.RowCodes | None:
-        """4-bit codes of the dense rows, which are scanned first; None without codes."""
-        if "dense.codes" not in self.manifest["arrays"]:
+        """2-bit codes of the dense rows, which are scanned first; None without codes."""
+        if "dense.rotated_codes" not in self.manifest["arrays"]:
             return None
-        names = ("codes", "code_scales", "code_errors", "code_center", "code_columns")
-        return kernel.RowCodes(*(self.array(f"dense.{name}") for name in names))
+        names = ("codes", "scales", "errors", "center")
+        return kernel.RowCodes(*(self.array(f"dense.rotated_{name}") for name in names))
 
     @property
     def dense_rows(self) -> ScannedRows | None:

@@ -89,8 +89,8 @@ def segment_arrays(
                 arrays["graph.hnsw"], graph_facts = build_graph(matrix, scales, encoded, on_nodes=bar.update)
             facts["graph"] = dataclasses.asdict(graph_facts)
         arrays |= _dense_arrays(rows, scales, copies=options.dense_dtype == "fp16+int8")
-        if options.dense_dtype == "fp16" and len(documents) > CODED_ABOVE:
-            arrays |= _code_arrays(rows, scratch)
+        if len(documents) > CODED_ABOVE:
+            arrays |= _code_arrays(rows, scales, scratch)
     if documents.has("sparse"):
         sparse, facts["vocab_sizes"]["sparse"] = documents.sparse(scratch)
         arrays |= sparse
@@ -126,31 +126,30 @@ def _dense_arrays(rows: AnyArray, scales: npt.NDArray[np.float32] | None, *, cop
     }
 
 
-def _code_arrays(rows: AnyArray, scratch: Path) -> dict[str, AnyArray]:
-    """Return the 4-bit codes of float16 rows; those of streamed rows go through a temporary file."""
-    columns = kernel.code_columns(_first_rows(rows, kernel.CODED_SAMPLE))
-    row_scales, errors = np.empty((2, rows.shape[0]), np.float32), np.empty((2, rows.shape[0]), np.float32)
+def _code_arrays(rows: AnyArray, scales: npt.NDArray[np.float32] | None, scratch: Path) -> dict[str, AnyArray]:
+    """Return the 2-bit codes of rows; those of streamed rows go through a temporary file."""
+    center = kernel.code_center(_first_rows(rows, kernel.CODED_SAMPLE), scales=scales)
+    row_scales, errors = np.empty(rows.shape[0], np.float32), np.empty(rows.shape[0], np.float32)
 
     def pieces() -> Iterator[Array]:
         first = 0
         for piece in _blocks(rows.pieces()) if isinstance(rows, Streamed) else (rows,):
             span = slice(first, first + len(piece))
-            made = kernel.code_rows(piece, columns=columns)
-            row_scales[:, span], errors[:, span] = made.scales, made.errors
+            made = kernel.code_rows(piece, scales=None if scales is None else scales[span], center=center)
+            row_scales[span], errors[span] = made.scales, made.errors
             first += len(piece)
             yield made.rows
 
     if isinstance(rows, Streamed):
         n_blocks, n_columns = -(-rows.shape[0] // kernel.CODED_BLOCK), -(-rows.shape[1] // 4)
-        codes = mapped(Streamed(np.dtype(np.uint8), (n_blocks, 2, n_columns, kernel.CODED_BLOCK), pieces), scratch)
+        codes = mapped(Streamed(np.dtype(np.uint8), (n_blocks, n_columns, kernel.CODED_BLOCK), pieces), scratch)
     else:
         (codes,) = pieces()
     return {
-        "dense.codes": codes,
-        "dense.code_scales": row_scales,
-        "dense.code_errors": errors,
-        "dense.code_center": columns[0],
-        "dense.code_columns": columns[1],
+        "dense.rotated_codes": codes,
+        "dense.rotated_scales": row_scales,
+        "dense.rotated_errors": errors,
+        "dense.rotated_center": center,
     }
 
 
