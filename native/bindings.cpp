@@ -127,9 +127,10 @@ nb::tuple bind_code_rows(nb::handle rows, nb::handle scales, nb::handle center) 
     const size_t n_columns = (matrix.width + codes_a_byte - 1) / codes_a_byte;
     const size_t n_blocks = (matrix.n_rows + coded_block - 1) / coded_block;
     const nb::object blocks = new_array<uint8_t, 3>({n_blocks, n_columns, coded_block});
-    const nb::object row_scales = new_array<float, 1>({matrix.n_rows}), errors = new_array<float, 1>({matrix.n_rows});
+    const nb::object row_scales = new_array<uint16_t, 1>({matrix.n_rows}), errors = new_array<uint16_t, 1>({matrix.n_rows});
     uint8_t* bytes = static_cast<uint8_t*>(array_data(blocks));
-    float *scales_out = static_cast<float*>(array_data(row_scales)), *errors_out = static_cast<float*>(array_data(errors));
+    uint16_t* scales_out = static_cast<uint16_t*>(array_data(row_scales));
+    uint16_t* errors_out = static_cast<uint16_t*>(array_data(errors));
     {
         nb::gil_scoped_release released;
         std::fill(bytes, bytes + n_blocks * n_columns * coded_block, uint8_t{0});

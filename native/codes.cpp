@@ -42,7 +42,7 @@ public:
         share_ = others > 0.0 ? std::min(1.0, code_deviations / std::sqrt(others)) : 1.0;
     }
 
-    // Reads a row and returns its scale and its error bound. With y the rotated row less the center and u its codes' numbers,
+    // Reads a row and returns its scale and its error bound as bfloat16. With y the rotated row less the center and u its codes' numbers,
     // the scale s = |y|^2 / (u . y) makes s u - y orthogonal to y. So for a query q, s (q . u) - q . y is the product of s u - y
     // and of q's part across y.
     //
@@ -50,7 +50,7 @@ public:
     // which is at most sqrt(3) of that, and then a bound of twice the roundings is enough. The kernel's score of a row has at
     // most width / 32 + 6 roundings in a row, its bound at most 64, and each changes a number by at most 2 ** -24 of the
     // lengths of row, center and coded row.
-    std::pair<float, float> read(size_t row) {
+    std::pair<uint16_t, uint16_t> read(size_t row) {
         read_row(rows_, row, values_);
         double whole_squares = 0.0, squares = 0.0;
         for (size_t j = 0; j < rows_.width; ++j) {
@@ -70,11 +70,13 @@ public:
             number_squares += number * number;
         }
         const double scale = products > 0.0 ? squares / products : 0.0;
+        const uint16_t stored = float_to_bfloat16(static_cast<float>(scale));
+        const double rounded = std::fabs(static_cast<double>(bfloat16_to_float(stored)) - scale) * std::sqrt(number_squares);
         const double across = std::sqrt(std::max(0.0, scale * scale * number_squares - squares));
         const double rounding = (static_cast<double>(rows_.width) / 32.0 + 128.0) * 0x1p-22;
         const double lengths = std::sqrt(whole_squares) + center_length_ + scale * std::sqrt(number_squares);
-        const double error = (std::max(share_ * across, least_error * scale) + rounding * lengths) * (1.0 + 1e-6);
-        return {static_cast<float>(scale), std::nextafter(static_cast<float>(error), std::numeric_limits<float>::infinity())};
+        const double error = (std::max(share_ * across, least_error * scale) + rounded + rounding * lengths) * (1.0 + 1e-6);
+        return {stored, float_to_bfloat16(static_cast<float>(error), 0xffff)};
     }
 
     uint8_t code(size_t column) const { return codes_[column]; }
@@ -90,12 +92,12 @@ private:
 
 }  // namespace
 
-void code_rows(const Matrix& rows, const float* center, uint8_t* blocks, float* scales, float* errors) {
+void code_rows(const Matrix& rows, const float* center, uint8_t* blocks, uint16_t* scales, uint16_t* errors) {
     const size_t n_columns = (rows.width + codes_a_byte - 1) / codes_a_byte;
     RowCoder coder(rows, center);
     for (size_t row = 0; row < rows.n_rows; ++row) {
         std::tie(scales[row], errors[row]) = coder.read(row);
-        if (!std::isfinite(scales[row]) || !std::isfinite(errors[row])) {
+        if (!std::isfinite(bfloat16_to_float(scales[row])) || !std::isfinite(bfloat16_to_float(errors[row]))) {
             throw InvalidInput("row " + std::to_string(row) + " cannot be coded: its values are not finite, or too large");
         }
         uint8_t* bytes = blocks + row / coded_block * n_columns * coded_block + row % coded_block;

@@ -21,8 +21,8 @@ struct Copies {
 struct Codes {
     const uint8_t* data = nullptr;  // (blocks, n_columns, coded_block); null if there are no codes
     size_t n_columns = 0;           // width / 4, rounded up
-    const float* scales = nullptr;  // (n_rows,)
-    const float* errors = nullptr;  // (n_rows,)
+    const uint16_t* scales = nullptr;  // (n_rows,) bfloat16
+    const uint16_t* errors = nullptr;  // (n_rows,) bfloat16
     const float* center = nullptr;  // (width,)
 };
 

@@ -33,5 +33,12 @@ inline float bfloat16_to_float(uint16_t upper) {
     return value;
 }
 
+// The bfloat16 next to a float that is not negative; or, with `carry` 0xffff, the smallest one that is not below it.
+inline uint16_t float_to_bfloat16(float value, uint32_t carry = 0x8000) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &value, 4);
+    return static_cast<uint16_t>((bits + carry) >> 16);
+}
+
 }  // namespace
 }  // namespace lightir

@@ -183,7 +183,8 @@ inline uint64_t block_above(const CodedRows& rows, size_t first, size_t n, const
     alignas(64) float above[coded_block];
     V::code_sums(rows.data + first * rows.n_columns, rows.n_columns, query.tables, sums);
     for (size_t i = 0; i < n; ++i) {
-        const float scale = rows.scales[first + i], error = rows.errors[first + i], spread = scale * query.deviation;
+        const float scale = bfloat16_to_float(rows.scales[first + i]), error = bfloat16_to_float(rows.errors[first + i]);
+        const float spread = scale * query.deviation;
         const float gap = threshold - scale * (query.base + query.step * static_cast<float>(sums[i]) + query.slack);
         above[i] = error * error + spread * spread - gap * __builtin_fabsf(gap) + __FLT_MIN__;
     }

@@ -58,7 +58,7 @@ constexpr size_t codes_a_byte = 4;
 struct CodedRows {
     const uint8_t* data;  // the block of the first row
     size_t n_columns;
-    const float *scales, *errors;
+    const uint16_t *scales, *errors;  // bfloat16
 };
 
 constexpr double code_deviations = 6.5;  // standard deviations by which a score may differ from its estimate

@@ -250,7 +250,7 @@ private:
         if (copies.rows.element != Element::int8) throw InvalidInput("copies must be int8");
         same_length("rows and copies", matrix.n_rows, copies.rows.n_rows);
         same_length("columns of rows and copies", matrix.width, copies.rows.width);
-        copies.errors = numbers(parts[2], "errors", matrix.n_rows);
+        copies.errors = numbers<float>(parts[2], "errors", matrix.n_rows);
     }
 
     void take_codes(const nb::tuple& parts, const Matrix& matrix) {
@@ -262,14 +262,15 @@ private:
         same_length("blocks of rows and of codes", (matrix.n_rows + coded_block - 1) / coded_block, bytes.size(0));
         same_length("columns of rows and codes", (matrix.width + codes_a_byte - 1) / codes_a_byte, bytes.size(1));
         same_length("block and rows of codes", coded_block, bytes.size(2));
-        codes.scales = numbers(parts[1], "scales of codes", matrix.n_rows);
-        codes.errors = numbers(parts[2], "errors of codes", matrix.n_rows);
-        codes.center = numbers(parts[3], "center", matrix.width);
+        codes.scales = numbers<uint16_t>(parts[1], "scales of codes", matrix.n_rows);
+        codes.errors = numbers<uint16_t>(parts[2], "errors of codes", matrix.n_rows);
+        codes.center = numbers<float>(parts[3], "center", matrix.width);
     }
 
-    const float* numbers(nb::handle given, const char* name, size_t n) {
+    template <typename Number>
+    const Number* numbers(nb::handle given, const char* name, size_t n) {
         arrays_.emplace_back(new Array(given, name, 1));
-        const Span<float> values = arrays_.back()->span<float>();
+        const Span<Number> values = arrays_.back()->span<Number>();
         same_length(name, n, values.size);
         return values.data;
     }

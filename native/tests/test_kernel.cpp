@@ -230,9 +230,10 @@ void dense_functions_stay_inside_their_arrays(Element element, size_t n_rows, si
     const Copies copies{{bytes.data(), n_rows, width, Element::int8, scales.data()}, scales.data()};
     const size_t n_columns = (width + 3) / 4;
     const std::vector<uint8_t> blocks((n_rows + coded_block - 1) / coded_block * n_columns * coded_block, 0);
-    const std::vector<float> center(width, 1.0f), wide_errors(n_rows, 1e6f), ones(n_rows, 1.0f);
+    const std::vector<float> center(width, 1.0f);
+    const std::vector<uint16_t> wide_errors(n_rows, 0x4974), ones(n_rows, 0x3f80);  // 1e6 and 1
     std::vector<uint8_t> made(blocks.size());
-    std::vector<float> made_scales(n_rows), made_errors(n_rows);
+    std::vector<uint16_t> made_scales(n_rows), made_errors(n_rows);
     code_rows(rows, center.data(), made.data(), made_scales.data(), made_errors.data());
     const Codes own{made.data(), n_columns, made_scales.data(), made_errors.data(), center.data()};
     const auto coded = dense_top_k(rows, queries.data(), 2, dim, 5, 2, Bitmap{}, {{}, own});

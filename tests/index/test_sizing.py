@@ -146,7 +146,7 @@ def test_the_page_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == match[2]
 
 
-@pytest.mark.parametrize(("documents", "bytes_per_row"), [(65_536, 192), (65_537, 192 + 32)])
+@pytest.mark.parametrize(("documents", "bytes_per_row"), [(65_536, 192), (65_537, 192 + 28)])
 def test_a_large_index_has_codes(documents: int, bytes_per_row: int) -> None:
     """Codes of 96 columns are 24 bytes, a scale and an error bound."""
     rows = rows_of_model(contract(), tokens_per_document=100, sparse_terms=TERMS)

@@ -188,8 +188,8 @@ def rows_of_model(
 
 
 def _code_bytes(width: int) -> float:
-    """Return the bytes of the codes of a row in a large segment: 2 bits per column, a scale and an error bound."""
-    return math.ceil(width / 4) + 8.0 if width else 0.0
+    """Return the bytes of the codes of a row in a large segment: 2 bits per column, 4 bytes for scale and error."""
+    return math.ceil(width / 4) + 4.0 if width else 0.0
 
 
 def _scanned(width: int, dense_dtype: DenseDtype) -> float:

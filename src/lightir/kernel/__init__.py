@@ -86,14 +86,14 @@ class RowCodes:
     Attributes:
         rows: (ceil(n / 64), m, 64) uint8 with m = ceil(width / 4), padded with zeros. Byte [b, j, r] has the codes of
             row 64 b + r in the columns j, j + m, j + 2 m and j + 3 m, lowest bits first.
-        scales: (n,) float32, not negative.
-        errors: (n,) float32, with a bound of what the roundings of a search can add.
+        scales: (n,) bfloat16 stored as uint16, not negative.
+        errors: (n,) bfloat16 stored as uint16, with a bound of what the roundings of a search can add.
         center: (width,) float32 mean of each column over a sample of rows.
     """
 
     rows: npt.NDArray[np.uint8]
-    scales: npt.NDArray[np.float32]
-    errors: npt.NDArray[np.float32]
+    scales: npt.NDArray[np.uint16]
+    errors: npt.NDArray[np.uint16]
     center: npt.NDArray[np.float32]
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
@@ -317,7 +317,7 @@ def code_rows(
     product of s u - y and of the query's part across y. That part points in any direction, as the rotation looks
     random. So the error is at most 6.5 standard deviations, 6.5 / sqrt(width - 1) |query| |s u - y|, but with a
     probability below exp(-6.5^2 / 2) < 1e-9. Rows of up to 43 columns have the bound of Cauchy and Schwarz,
-    |query| |s u - y|. No error is below 2 s, which leaves room for the error of a search's tables.
+    |query| |s u - y|. No error is below 2 s, which leaves room for the error of a search's tables. Rounding s adds to it.
 
     Args:
         rows: (n, width) float16, float32 or int8, finite.

@@ -152,7 +152,7 @@ def code_rows(
     *,
     scales: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return what `lightir.kernel.code_rows` stores: (n, width) codes, (n,) scales, (n,) errors without roundings."""
+    """Return what `lightir.kernel.code_rows` stores: (n, width) codes, (n,) scales, (n,) errors, without roundings."""
     width = rows.shape[1]
     share = min(1.0, 6.5 / np.sqrt(width - 1)) if width > 1 else 1.0
     codes, factors, errors = np.zeros(rows.shape, np.uint8), np.zeros(len(rows)), np.zeros(len(rows))

@@ -129,7 +129,7 @@ def _dense_arrays(rows: AnyArray, scales: npt.NDArray[np.float32] | None, *, cop
 def _code_arrays(rows: AnyArray, scales: npt.NDArray[np.float32] | None, scratch: Path) -> dict[str, AnyArray]:
     """Return the 2-bit codes of rows; those of streamed rows go through a temporary file."""
     center = kernel.code_center(_first_rows(rows, kernel.CODED_SAMPLE), scales=scales)
-    row_scales, errors = np.empty(rows.shape[0], np.float32), np.empty(rows.shape[0], np.float32)
+    row_scales, errors = np.empty(rows.shape[0], np.uint16), np.empty(rows.shape[0], np.uint16)
 
     def pieces() -> Iterator[Array]:
         first = 0
