@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer as _Tokenizer
 from lightir.errors import FormatError, InvalidInput, NotFound, StorageError, WriteFailed, storage_errors
 from lightir.kernel.query import ByLibrary
 from lightir.kernel.tokenizer import TextPolicy, TokenizerPath, text_policy, tokenizer_path
-from lightir.vectors import IntArray, Ragged, SparseVectors, TermIds
+from lightir.vectors import IntArray, Ragged, SparseVectors, TermIds, row_starts
 
 PROMPT_FORMAT = "Instruct: {instruction}\nQuery: "
 """Default format of a query's prompt (LightRetriever, section 2.1); it ends in a blank and is tokenized alone."""
@@ -235,7 +236,7 @@ class TextTokenizer:
 
         def by_library(texts: Sequence[str], positions: Sequence[int]) -> tuple[TermIds, IntArray]:
             checked = [check_text(texts[position], f"text {position}") for position in positions]
-            rows = self.library_term_ids(checked, max_tokens=max_tokens)
+            rows = self.mixed_term_ids(checked, max_tokens=max_tokens)
             return rows.term_ids, rows.indptr
 
         return self.read(texts, text_policy(max_tokens=max_tokens), by_library, threads=1)
@@ -251,6 +252,34 @@ class TextTokenizer:
         except Exception as error:  # tokenizers raises Exception itself
             raise FormatError(f"the tokenizer cannot represent these texts: {error}") from error
         return Ragged.from_lists([encoding.ids[:max_tokens] for encoding in encodings])
+
+    def mixed_term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Ragged:
+        """Return the same as `library_term_ids`; if the tokenizer allows it, the kernel reads the words that are ASCII.
+
+        Raises:
+            FormatError: the tokenizer cannot represent a text, for instance because it has no term for unknown words.
+        """
+        if self.path.native is None or not self.path.by_word:
+            return self.library_term_ids(texts, max_tokens=max_tokens)
+
+        def by_library(texts: Sequence[str], positions: Sequence[int]) -> tuple[TermIds, IntArray]:
+            rows = self.library_term_ids([texts[position] for position in positions])
+            return rows.term_ids, rows.indptr
+
+        pieces = [[" ".join(words) for _, words in groupby(text.split(" "), str.isascii)] for text in texts]
+        flat = [piece for row in pieces for piece in row]
+        ascii_pieces, others = [p for p in flat if p.isascii()], [p for p in flat if not p.isascii()]
+        read = self.read(ascii_pieces, text_policy(), by_library, threads=1)
+        rest = self.library_term_ids(others)
+        is_ascii = np.array([piece.isascii() for piece in flat], dtype=bool)
+        lengths = np.zeros(len(flat), np.int64)
+        lengths[is_ascii], lengths[~is_ascii] = read.lengths, rest.lengths
+        of_read = np.repeat(is_ascii, lengths)
+        term_ids = np.zeros(len(of_read), np.uint32)
+        term_ids[of_read], term_ids[~of_read] = read.term_ids, rest.term_ids
+        starts = row_starts(lengths)[row_starts([len(row) for row in pieces])]
+        rows = Ragged(term_ids, starts)
+        return rows if max_tokens is None else rows.first(max_tokens)
 
     def read(self, texts: Sequence[str], policy: TextPolicy, by_library: ByLibrary, *, threads: int) -> Ragged:
         """Tokenize texts under a policy: by the kernel, or by the library for texts that it does not support."""
@@ -306,7 +335,7 @@ def query_library(tokenizer: TextTokenizer, policy: QueryPolicy) -> ByLibrary:
 
     def by_library(texts: Sequence[str], positions: Sequence[int]) -> tuple[TermIds, IntArray]:
         prepared = [policy.prepare(check_text(texts[position], f"query {position}")) for position in positions]
-        rows = tokenizer.library_term_ids(prepared, max_tokens=policy.max_tokens)
+        rows = tokenizer.mixed_term_ids(prepared, max_tokens=policy.max_tokens)
         rows = rows.without(np.asarray(policy.drop, dtype=np.uint32)) if policy.drop else rows
         return rows.term_ids, rows.indptr
 

@@ -70,6 +70,11 @@ class Ragged:
         """Lengths of the rows, (n,) int64."""
         return np.diff(self.indptr)
 
+    def first(self, n: int) -> Ragged:
+        """Return the first n term ids of each row."""
+        places = np.arange(len(self.term_ids)) - np.repeat(self.indptr[:-1], self.lengths)
+        return Ragged(self.term_ids[places < n], row_starts(np.minimum(self.lengths, n)))
+
     def without(self, drop: TermIds) -> Ragged:
         """Return the rows without the given term ids."""
         keep = ~np.isin(self.term_ids, drop)

@@ -199,9 +199,7 @@ def test_a_join_of_segments_and_rows_has_the_arrays_of_its_documents(
 
 @pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("dtype", ["fp16", "int8", "fp16+int8"])
-def test_a_join_of_many_rows_has_their_codes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any
-) -> None:
+def test_a_join_of_many_rows_has_their_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
     monkeypatch.setattr(segment_writer, "CODED_ABOVE", 20)
     options = IndexOptions(dense_dtype=dtype, analyzer=None, segment_documents=20)
     shards = [shard(range(i, 60, 3), i) for i in range(3)]

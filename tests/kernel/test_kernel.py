@@ -347,7 +347,9 @@ def test_codes_are_those_of_the_twin(width: int, dtype: type[np.generic]) -> Non
     assert (widened(codes.errors) >= errors).all()
     sizes = np.linalg.norm(rows.astype(np.float64) * (1 if scales is None else scales[:, None]), axis=1)
     lengths = factors * np.linalg.norm(2.0 * expected - 3, axis=1)
-    assert (widened(codes.errors) <= 1.008 * (errors + 2**-8 * lengths) + 3e-4 * (sizes + np.linalg.norm(center)) + 1e-6).all()
+    assert (
+        widened(codes.errors) <= 1.008 * (errors + 2**-8 * lengths) + 3e-4 * (sizes + np.linalg.norm(center)) + 1e-6
+    ).all()
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 64, 100, 384])

@@ -42,10 +42,12 @@ class TokenizerPath:
     Attributes:
         native: the kernel's tokenizer for ASCII texts; None if the library tokenizes all texts.
         description: name of the path, with the reason if it is the library's.
+        by_word: whether each part of a text between blanks has its own ids, whatever stands beside it.
     """
 
     native: _native.Tokenizer | None
     description: str
+    by_word: bool = False
 
 
 def text_policy(
@@ -135,7 +137,7 @@ def _word_pieces(content: Mapping[str, Any]) -> TokenizerPath:
     first = {token: term_id for token, term_id in vocab.items() if token.isascii()}
     further = {token[len(prefix) :]: term_id for token, term_id in first.items() if token.startswith(prefix)}
     native = _native.Tokenizer(byte_map, first, further, vocab[model["unk_token"]], model["max_input_chars_per_word"])
-    return TokenizerPath(native, "the kernel's WordPiece for ASCII")
+    return TokenizerPath(native, "the kernel's WordPiece for ASCII", by_word=True)
 
 
 def _expect(part: Any, **allowed: Any) -> None:
