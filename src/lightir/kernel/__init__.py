@@ -317,7 +317,7 @@ def code_rows(
     product of s u - y and of the query's part across y. That part points in any direction, as the rotation looks
     random. So the error is at most 6.5 standard deviations, 6.5 / sqrt(width - 1) |query| |s u - y|, but with a
     probability below exp(-6.5^2 / 2) < 1e-9. Rows of up to 43 columns have the bound of Cauchy and Schwarz,
-    |query| |s u - y|. No error is below 2 s, which leaves room for the error of a search's tables. Rounding s adds to it.
+    |query| |s u - y|. No error is below 2 s, which leaves room for that of a search's tables. Rounding s adds to it.
 
     Args:
         rows: (n, width) float16, float32 or int8, finite.
