@@ -15,9 +15,8 @@ namespace {
 
 constexpr size_t tile = 256;         // rows scored at a time; all queries of a group share a tile
 constexpr size_t queries_group = 16;
-// Copies save time only if at most one row in rows_a_hit is returned: a returned row is read twice.
+// Sketches save time only if at most one row in rows_a_hit is returned: a returned row is read twice.
 constexpr size_t rows_a_hit = 200;
-constexpr size_t coded_rows_a_hit = 1000;  // the same for codes, whose bounds are wider
 constexpr size_t rows_ahead = 4, fetched_bytes = 1024;  // prefetch distance and size for rows scored after their copies
 // If too many of `tried` rows pass their codes, which costs more than it saves, the next rows are scanned without codes: at
 // first as many, then twice as many each time. A row that passes costs as much as `passing` bytes a column in a scan.
@@ -337,9 +336,7 @@ std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queri
         for (size_t q = first_query; q < last_query; ++q) {
             const bool any = floors == nullptr || floors[q] == -std::numeric_limits<float>::infinity();
             const float lowest = any ? std::numeric_limits<float>::quiet_NaN() : just_below(floors[q]);
-            Sketches read = sketches;
-            if (any && k > rows.n_rows / rows_a_hit) read.copies = {};
-            if (any && k > rows.n_rows / coded_rows_a_hit) read.codes = {};
+            const Sketches read = any && k > rows.n_rows / rows_a_hit ? Sketches{} : sketches;
             scans.emplace_back(rows, read, queries + q * dim, dim, k, lowest);
         }
         for (size_t t = n_tiles * part / n_parts; t < n_tiles * (part + 1) / n_parts; ++t) {

@@ -242,8 +242,8 @@ def dense_top_k(
         allowed: bitmap of the rows that may be returned (`pack_bitmap`); None for all.
         copies: int8 copies (`copy_rows`) or 2-bit codes (`code_rows`) of the rows. The scan then reads only the rows
             whose copies or codes score high enough. Copies never change the result, and codes leave out one of its
-            rows with a probability below 1e-9. It reads no copies if k is more than one row in 200, and no codes if k
-            is more than one row in 1,000, or for a while if they exclude too few rows.
+            rows with a probability below 1e-9. It reads neither if k is more than one row in 200, and no codes for a
+            while if they exclude too few rows.
 
     Returns:
         doc_ords (n, m) uint32 and scores (n, m) float32 with m = min(k, number of allowed rows); both are (0, 0)
