@@ -42,9 +42,9 @@ public:
         share_ = others > 0.0 ? std::min(1.0, code_deviations / std::sqrt(others)) : 1.0;
     }
 
-    // Reads a row and returns its scale and its error bound as bfloat16. With y the rotated row less the center and u its codes' numbers,
-    // the scale s = |y|^2 / (u . y) makes s u - y orthogonal to y. So for a query q, s (q . u) - q . y is the product of s u - y
-    // and of q's part across y.
+    // Reads a row and returns its scale and its error bound as bfloat16. With y the rotated row less the center and u the
+    // numbers of its codes, the scale s = |y|^2 / (u . y) makes s u - y orthogonal to y. So for a query q, s (q . u) - q . y is
+    // the product of s u - y and of q's part across y.
     //
     // The error also bounds roundings, and is at least least_error of the scale: a search adds the error of its tables squared,
     // which is at most sqrt(3) of that, and then a bound of twice the roundings is enough. The kernel's score of a row has at
@@ -71,7 +71,8 @@ public:
         }
         const double scale = products > 0.0 ? squares / products : 0.0;
         const uint16_t stored = float_to_bfloat16(static_cast<float>(scale));
-        const double rounded = std::fabs(static_cast<double>(bfloat16_to_float(stored)) - scale) * std::sqrt(number_squares);
+        const double change = static_cast<double>(bfloat16_to_float(stored)) - scale;
+        const double rounded = std::fabs(change) * std::sqrt(number_squares);
         const double across = std::sqrt(std::max(0.0, scale * scale * number_squares - squares));
         const double rounding = (static_cast<double>(rows_.width) / 32.0 + 128.0) * 0x1p-22;
         const double lengths = std::sqrt(whole_squares) + center_length_ + scale * std::sqrt(number_squares);

@@ -118,7 +118,8 @@ public:
 
     // Like Coarse::rows_above; `first` is a multiple of coded_block.
     size_t rows_above(size_t first, size_t n, float threshold, uint32_t* positions) const {
-        const CodedRows span{codes_.data + first * codes_.n_columns, codes_.n_columns, codes_.scales + first, codes_.errors + first};
+        const CodedRows span{codes_.data + first * codes_.n_columns, codes_.n_columns, codes_.scales + first,
+                             codes_.errors + first};
         CodedQuery query = query_;
         query.tables = tables_.data();
         const double rest = (static_cast<double>(threshold) - center_) / length_;
@@ -198,7 +199,8 @@ public:
     // lowest: exclusive lower limit of the scores; NaN for none.
     Scan(const Matrix& rows, const Sketches& sketches, const float* query, size_t dim, size_t k, float lowest)
         : rows_(rows), bytes_(sketches.copies.rows.data == nullptr ? rows : sketches.copies.rows),
-          errors_(sketches.copies.errors), query_(query), dim_(dim), spare_(1 + k / 16), trial_(element_bytes(rows.element)), best_(k, lowest) {
+          errors_(sketches.copies.errors), query_(query), dim_(dim), spare_(1 + k / 16),
+          trial_(element_bytes(rows.element)), best_(k, lowest) {
         if (bytes_.element == Element::int8) coarse_ = Coarse(query, dim);
         if (sketches.codes.data != nullptr) coded_ = Coded(sketches.codes, rows.width, query, dim);
     }

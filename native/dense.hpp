@@ -14,9 +14,9 @@ struct Copies {
     const float* errors = nullptr;
 };
 
-// 2-bit codes of rows in blocks (CodedRows). With y row i less the center, rotated (rotation.hpp), and u the numbers of its codes,
-// a query's product with y is that of the rotated query with scales[i] * u, plus or minus errors[i] times its length: but with
-// a probability below 1e-9, and as the kernel rounds (codes.cpp). Byte j of a row has the codes of columns j, j + n_columns,
+// 2-bit codes of rows in blocks (CodedRows). With y row i less the center, rotated (rotation.hpp), and u the numbers of its
+// codes, a query's product with y is that of the rotated query with scales[i] * u, plus or minus errors[i] times the query's
+// length, but with a probability below 1e-9 (codes.cpp). Byte j of a row has the codes of columns j, j + n_columns,
 // j + 2 n_columns and j + 3 n_columns, lowest bits first.
 struct Codes {
     const uint8_t* data = nullptr;  // (blocks, n_columns, coded_block); null if there are no codes

@@ -319,7 +319,7 @@ def numbers_of(codes: kernel.RowCodes, n: int, width: int) -> npt.NDArray[np.flo
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8])
 @pytest.mark.parametrize("kind", ["normal", "ties", "constant", "one column", "far from the center", "late"])
 def test_errors_of_few_columns_bound_every_score(kind: str, dtype: type[np.generic]) -> None:
-    """With at most 43 columns the bound is that of Cauchy and Schwarz, which holds for the worst query too."""
+    """Up to 43 columns have the bound of Cauchy and Schwarz, which holds for the worst query too."""
     rows, scales = hostile_rows(np.random.default_rng(4), kind, 40, 9).clip(-127, 127).astype(dtype), None
     if dtype is np.int8:
         scales = np.linspace(0, 2, 40, dtype=F32)

@@ -127,7 +127,7 @@ def rotation(width: int) -> npt.NDArray[np.float64]:
     (Steele et al., 2014), which starts at 0, has its highest bit.
     """
     order = 1 << (width.bit_length() - 1)
-    hadamard = np.ones((1, 1))
+    hadamard: npt.NDArray[np.floating] = np.ones((1, 1))
     while len(hadamard) < order:
         hadamard = np.kron([[1, 1], [1, -1]], hadamard)
     first, last = np.eye(width), np.eye(width)

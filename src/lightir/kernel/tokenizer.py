@@ -42,7 +42,7 @@ class TokenizerPath:
     Attributes:
         native: the kernel's tokenizer for ASCII texts; None if the library tokenizes all texts.
         description: name of the path, with the reason if it is the library's.
-        by_word: whether each part of a text between blanks has its own ids, whatever stands beside it.
+        by_word: whether the ids of a part between blanks depend on that part alone.
     """
 
     native: _native.Tokenizer | None
