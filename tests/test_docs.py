@@ -92,7 +92,10 @@ def test_every_script_shown_exists_and_has_the_options_shown(page: Path) -> None
     for script, options in named:
         source = script.read_text(encoding="utf-8")
         for option in set(re.findall(r"--(\w[\w-]*)", options)) - {"help"}:
-            assert f'"--{option}"' in source or f'"{option}"' in source, f"{script.name} has no --{option}"
+            declared = [f'"--{option}"', f'"{option}"']
+            if option.startswith("no-"):
+                declared.append(f'"--{option.removeprefix("no-")}", action=argparse.BooleanOptionalAction')
+            assert any(text in source for text in declared), f"{script.name} has no --{option}"
 
 
 def test_the_readme_names_every_step() -> None:
