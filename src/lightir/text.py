@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -254,7 +254,7 @@ class TextTokenizer:
         return Ragged.from_lists([encoding.ids[:max_tokens] for encoding in encodings])
 
     def mixed_term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Ragged:
-        """Return the same as `library_term_ids`; if the tokenizer allows it, the kernel reads the words that are ASCII.
+        """Return the same as `library_term_ids`; the kernel reads the ASCII words if the tokenizer allows it.
 
         Raises:
             FormatError: the tokenizer cannot represent a text, for instance because it has no term for unknown words.
@@ -268,10 +268,9 @@ class TextTokenizer:
 
         pieces = [[" ".join(words) for _, words in groupby(text.split(" "), str.isascii)] for text in texts]
         flat = [piece for row in pieces for piece in row]
-        ascii_pieces, others = [p for p in flat if p.isascii()], [p for p in flat if not p.isascii()]
-        read = self.read(ascii_pieces, text_policy(), by_library, threads=1)
-        rest = self.library_term_ids(others)
         is_ascii = np.array([piece.isascii() for piece in flat], dtype=bool)
+        read = self.read(list(compress(flat, is_ascii)), text_policy(), by_library, threads=1)
+        rest = self.library_term_ids(list(compress(flat, ~is_ascii)))
         lengths = np.zeros(len(flat), np.int64)
         lengths[is_ascii], lengths[~is_ascii] = read.lengths, rest.lengths
         of_read = np.repeat(is_ascii, lengths)

@@ -29,8 +29,8 @@ class IndexOptions:
         dense_dim: number of leading columns of each dense vector to keep, normalized again (Matryoshka); None for all.
             A width that the model was not trained at is logged as a warning.
         dense_dtype: storage of dense vectors: "fp16"; "int8", with one scale per row (its largest absolute value /
-            127); or "fp16+int8", float16 rows with int8 copies that are scanned first. "fp16+int8" returns the results
-            of "fp16" in less time.
+            127); or "fp16+int8", float16 rows with int8 copies that are scanned first in segments without codes
+            (`kernel.code_rows`). "fp16+int8" returns the results of "fp16" in less time there.
         sparse_top_k: maximum number of impacts per document; the largest are kept, ties go to the smaller term id.
             None for all.
         dense_graph: build a graph (HNSW) over the dense rows of each large segment, for approximate, faster search.

@@ -228,7 +228,7 @@ def dense_top_k(
     allowed: npt.NDArray[np.uint8] | None = None,
     copies: Copies | RowCodes | None = None,
 ) -> tuple[DocOrds, Scores]:
-    """Return the k rows with the largest inner product per query, exactly; ties go to the smaller row.
+    """Return the k rows with the largest inner product per query; ties go to the smaller row. Exact, but for `copies`.
 
     A query that is narrower than the rows is compared with their first columns (a Matryoshka prefix). The prefix is
     not normalized again; a caller that needs unit length at this width must scale the rows.

@@ -164,7 +164,7 @@ class Segment:
 
     @cached_property
     def dense_copies(self) -> kernel.Copies | None:
-        """int8 copies of the dense rows, which are scanned first; None without copies."""
+        """int8 copies of the dense rows, which are scanned first if there are no codes; None without copies."""
         if "dense.copies" not in self.manifest["arrays"]:
             return None
         return kernel.Copies(*(self.array(f"dense.{name}") for name in ("copies", "copy_scales", "copy_errors")))
