@@ -57,7 +57,33 @@ struct Neon {
         return total + vaddvq_s32(sums);
     }
 
-    static constexpr bool has_coarse_dots = false, reads_codes = false;
+    static constexpr bool reads_codes = true;
+    // Column i of a block has the tables 2 i and 2 i + 1. Each column prefetches that of a later block.
+    static void code_sums(const uint8_t* block, size_t n_columns, const uint8_t* tables, uint16_t* sums) {
+        constexpr size_t lanes = 16, n_parts = coded_block / lanes;
+        const uint8x16_t half = vdupq_n_u8(15);
+        uint16x8_t low[n_parts], high[n_parts];
+        for (size_t part = 0; part < n_parts; ++part) low[part] = high[part] = vdupq_n_u16(0);
+        const size_t ahead = codes_ahead(n_columns);
+        for (size_t i = 0; i < n_columns; ++i) {
+            const uint8_t* bytes = block + i * coded_block;
+            __builtin_prefetch(bytes + ahead);
+            const uint8x16_t lower = vld1q_u8(tables + 2 * i * lanes), upper = vld1q_u8(tables + (2 * i + 1) * lanes);
+            for (size_t part = 0; part < n_parts; ++part) {
+                const uint8x16_t codes = vld1q_u8(bytes + part * lanes);
+                // Two numbers of 7 bits fit a byte.
+                const uint8x16_t both = vaddq_u8(vqtbl1q_u8(lower, vandq_u8(codes, half)), vqtbl1q_u8(upper, vshrq_n_u8(codes, 4)));
+                low[part] = vaddw_u8(low[part], vget_low_u8(both));
+                high[part] = vaddw_high_u8(high[part], both);
+            }
+        }
+        for (size_t part = 0; part < n_parts; ++part) {
+            vst1q_u16(sums + part * lanes, low[part]);
+            vst1q_u16(sums + part * lanes + lanes / 2, high[part]);
+        }
+    }
+
+    static constexpr bool has_coarse_dots = false;
     // Four registers of sums: with 16 lanes each has at most 512 products, which fit 32 bits.
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
         int32x4_t sums[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};

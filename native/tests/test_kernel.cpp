@@ -244,6 +244,35 @@ void dense_functions_stay_inside_their_arrays(Element element, size_t n_rows, si
     expect(above[0].empty() && above[1].size() == hits[1].size(), "rows below the floor are left out");
 }
 
+// A row passes its codes if the sum of its numbers reaches the threshold. least: smallest number of a table.
+void rows_pass_their_codes_by_the_sums_of_a_plain_loop(size_t n_rows, size_t n_columns, unsigned least) {
+    if (level().codes_above == nullptr) return;
+    std::mt19937 random(static_cast<unsigned>(n_rows + n_columns));
+    std::vector<uint8_t> codes((n_rows + coded_block - 1) / coded_block * coded_block * n_columns), tables(n_columns * 32);
+    for (uint8_t& byte : codes) byte = static_cast<uint8_t>(random());
+    for (uint8_t& number : tables) number = static_cast<uint8_t>(least + random() % (128 - least));
+    std::vector<float> sums(n_rows, 0.0f);
+    for (size_t row = 0; row < n_rows; ++row) {
+        for (size_t i = 0; i < n_columns; ++i) {
+            const uint8_t byte = codes[row / coded_block * coded_block * n_columns + i * coded_block + row % coded_block];
+            sums[row] += tables[i * 32 + byte % 16] + tables[i * 32 + 16 + byte / 16];
+        }
+    }
+    const std::vector<uint16_t> ones(n_rows, 0x3f80), no_errors(n_rows, 0);
+    const CodedRows rows{codes.data(), n_columns, ones.data(), no_errors.data()};
+    const CodedQuery query{tables.data(), 0.0f, 1.0f, 0.0f, 0.0f};
+    std::vector<uint32_t> positions(n_rows);
+    for (const float threshold : sums) {
+        std::vector<uint32_t> expected;
+        for (size_t row = 0; row < n_rows; ++row) {
+            if (sums[row] >= threshold) expected.push_back(static_cast<uint32_t>(row));
+        }
+        const size_t n_found = level().codes_above(rows, n_rows, query, threshold, positions.data());
+        expect(std::vector<uint32_t>(positions.begin(), positions.begin() + static_cast<std::ptrdiff_t>(n_found)) == expected,
+               "rows that pass their codes");
+    }
+}
+
 void bad_input_is_refused() {
     const std::vector<int64_t> indptr{0, 1};
     const std::vector<uint32_t> term_ids{3};
@@ -305,6 +334,11 @@ int main() {
         }
         for (size_t n = 0; n < 150; ++n) additions_are_those_of_a_plain_loop(n, block_size);
         for (const size_t n : {1u, 64u, 65u, 700u, 1500u}) additions_are_those_of_a_plain_loop(n, 4096);
+        for (const size_t n_rows : {1, 63, 64, 200}) {
+            for (const size_t n_columns : {1, 2, 64, 257}) {
+                for (const unsigned least : {0u, 126u}) rows_pass_their_codes_by_the_sums_of_a_plain_loop(n_rows, n_columns, least);
+            }
+        }
         for (const Element element : {Element::float16, Element::float32, Element::int8}) {
             for (const size_t n_rows : {0, 1, 255, 257}) {
                 for (const size_t width : {1, 15, 16, 33, 130}) {

@@ -14,6 +14,7 @@ from lightir.cli.app import main
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexOptions, build_index
+from lightir.index.index_options import DenseDtype
 from lightir.index.sizing import SizedRows, Wishes, measurements, rows_like, rows_of_model, sizing
 from lightir.shards import Shard
 from lightir.types import Document
@@ -152,3 +153,25 @@ def test_a_large_index_has_codes(documents: int, bytes_per_row: int) -> None:
     rows = rows_of_model(contract(), tokens_per_document=100, sparse_terms=TERMS)
     figures = {figure.name: figure.value for figure in sizing(rows, Wishes(documents=documents))}
     assert figures["dense_bytes"] == documents * bytes_per_row
+
+
+@pytest.mark.parametrize("dense_dtype", ["fp16", "int8", "fp16+int8"])
+def test_a_scan_of_a_large_index_reads_codes(dense_dtype: DenseDtype) -> None:
+    """Below 65,537 rows the time is that of the rows' bytes; above, that of codes, which is the same for all types."""
+    rows = rows_of_model(contract(), tokens_per_document=100, dense_dtype=dense_dtype, sparse_terms=TERMS)
+    search = measurements()["search"]
+    bytes_per_ms = search["scanned_gb_per_s"] * 1e6
+    for documents, read in (
+        (65_536, WIDTH * (2 if dense_dtype == "fp16" else 1)),
+        (1_000_000, WIDTH * search["coded_share_of_int8"]),
+    ):
+        figures = {f.name: f.value for f in sizing(rows, Wishes(documents=documents, branches=("dense",)))}
+        assert figures["query_ms"] - search["request_ms"] == pytest.approx(documents * read / bytes_per_ms)
+
+
+def test_the_share_of_a_coded_scan_is_the_most_that_was_measured() -> None:
+    page = (DOCS / "scale.md").read_text()
+    line = next(line for line in page.splitlines() if line.startswith("| dense query, exact, k=200: rows alone; codes"))
+    match = re.search(r"ratios ([\d.]+), ([\d.]+) and ([\d.]+)", line)
+    assert match is not None
+    assert max(map(float, match.groups())) == measurements()["search"]["coded_share_of_int8"]

@@ -48,10 +48,11 @@ class SizedRows:
         per_document: number of rows per document.
         tokens: number of tokens per row.
         n_bytes: bytes per row of "dense", "sparse", "tokens", "store" and "graph".
-        scanned: bytes of a dense row that a scan reads.
+        scanned: bytes of a dense row that a scan without codes reads.
         measured_on: number of documents of the index, or of the largest collection, that the numbers are from.
         like: source of the numbers: an index folder, or the measured collections.
         codes: bytes per row of codes, which "dense" lacks and large segments have.
+        coded: columns of a dense row that has codes in large segments.
     """
 
     per_document: float
@@ -61,6 +62,7 @@ class SizedRows:
     measured_on: int
     like: str
     codes: float = 0.0
+    coded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +140,10 @@ def rows_like(view: View, tokenizer: TextTokenizer | None) -> SizedRows:
         texts = [document.full_text(joiner) for document in view.store.documents.of(keys.tolist()).values()]
         tokens = sum(counter(view.contract, tokenizer)(texts)) / len(texts)
     width, dense_dtype = info.dense_dim or 0, view.options.dense_dtype
-    coded = any(live.segment.dense_codes is not None for live in view.segments)
-    codes = 0.0 if coded else _code_bytes(width)
+    has_codes = any(live.segment.dense_codes is not None for live in view.segments)
+    codes = 0.0 if has_codes else _code_bytes(width)
     scanned = _scanned(width, dense_dtype)
-    return SizedRows(n_rows / info.documents, tokens, per_row, scanned, info.documents, str(view.folder), codes)
+    return SizedRows(n_rows / info.documents, tokens, per_row, scanned, info.documents, str(view.folder), codes, width)
 
 
 def rows_of_model(
@@ -184,7 +186,7 @@ def rows_of_model(
     largest = max(row["documents"] for row in measured["disk"]["collections"])
     like = f"{len(measured['disk']['collections'])} measured collections"
     scanned, codes = _scanned(width, dense_dtype), _code_bytes(width)
-    return SizedRows(per_document, tokens, n_bytes, scanned, largest, like, codes)
+    return SizedRows(per_document, tokens, n_bytes, scanned, largest, like, codes, width)
 
 
 def _code_bytes(width: int) -> float:
@@ -296,7 +298,8 @@ def _branch_ms(branch: Branch, rows: SizedRows, n_rows: float) -> float:
         n_segments = max(1, math.ceil(n_rows / SEGMENT_DOCUMENTS))
         return float(n_segments * search["graph_ms_per_segment"])
     if branch == "dense":
-        return n_rows * rows.scanned / (float(search["scanned_gb_per_s"]) * 1e6)
+        read = rows.coded * search["coded_share_of_int8"] if rows.coded and n_rows > CODED_ABOVE else rows.scanned
+        return float(n_rows * read / (search["scanned_gb_per_s"] * 1e6))
     (x0, y0), (x1, y1) = ((size["documents"], size[f"{branch}_ms"]) for size in search["sizes"])
     slope = (y1 - y0) / (x1 - x0)
     return max(float(y0 + slope * (n_rows - x0)), 0.0)
