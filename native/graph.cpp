@@ -70,7 +70,7 @@ void StoredGraph::check_head() const {
 void StoredGraph::check_nodes(Span<uint8_t> stored) {
     highest_ = number_at<uint64_t>(header_ + 3 * sizeof(uint64_t));
     entry_ = static_cast<uint32_t>(number_at<uint64_t>(header_ + 4 * sizeof(uint64_t)));
-    levels_before_.reserve(n_nodes_);
+    counts_.reserve(n_nodes_);
     const uint8_t* node = nodes_;
     uint64_t n_levels = 0, least_row = 0;
     for (size_t i = 0; i < n_nodes_; ++i) {
@@ -88,7 +88,7 @@ void StoredGraph::check_nodes(Span<uint8_t> stored) {
             check_neighbors(node + base_bytes_ + (above - 1) * level_bytes_, shape_.most_neighbors, above);
         }
         if (n_levels > std::numeric_limits<uint32_t>::max()) damaged("it has too many levels");
-        levels_before_.push_back(static_cast<uint32_t>(n_levels));
+        counts_.add(top);
         n_levels += top;
         node += n_bytes;
     }

@@ -58,6 +58,55 @@ constexpr size_t level_bytes(size_t most_neighbors) { return word * (1 + most_ne
 
 }  // namespace graph_layout
 
+// The levels above 0 of the nodes before a node, in a few bits a node, so that they stay in a cache. Few nodes have two or more.
+class LevelCounts {
+public:
+    void reserve(size_t n_nodes) { blocks_.reserve(n_nodes / block_nodes + 2); }
+
+    // Adds the next node.
+    void add(size_t level) {
+        const uint32_t place = n_nodes_ % block_nodes;
+        if (place == 0) blocks_.push_back(blocks_.back());
+        Block& block = blocks_[blocks_.size() - 2];
+        block.above |= static_cast<uint32_t>(level > 0) << place;
+        if (level > 1) high_.push_back({n_nodes_, static_cast<uint32_t>(level - 1)});
+        ++n_nodes_;
+        Block& end = blocks_.back();
+        end.before += static_cast<uint32_t>(level);
+        end.first_high = static_cast<uint32_t>(high_.size());
+    }
+
+    size_t before(uint32_t node) const {
+        const Block* block = &blocks_[node / block_nodes];
+        const uint32_t earlier = (uint32_t{1} << node % block_nodes) - 1;
+        size_t n = block->before + count_bits(block->above & earlier);
+        for (size_t i = block->first_high; i < block[1].first_high; ++i) n += high_[i].node < node ? high_[i].more : 0;
+        return n;
+    }
+
+private:
+    // The compiler calls a function for this where it cannot rely on an instruction.
+    static uint32_t count_bits(uint32_t x) {
+        x -= x >> 1 & 0x55555555u;
+        x = (x & 0x33333333u) + (x >> 2 & 0x33333333u);
+        return ((x + (x >> 4)) & 0x0f0f0f0fu) * 0x01010101u >> 24;
+    }
+
+    static constexpr uint32_t block_nodes = 32;
+    struct Block {
+        uint32_t before = 0;      // the levels of all nodes before the block
+        uint32_t above = 0;       // a bit for each node that has a level above 0
+        uint32_t first_high = 0;  // among the high nodes
+    };
+    struct High {
+        uint32_t node, more;  // the levels above 1
+    };
+
+    std::vector<Block> blocks_ = std::vector<Block>(1);  // and the end
+    std::vector<High> high_;                             // ascending
+    uint32_t n_nodes_ = 0;
+};
+
 struct GraphSizes {
     size_t n_nodes, vector_bytes;
 };
@@ -80,7 +129,7 @@ public:
     }
     // The bytes of a node that hold its row and its neighbors at level 0.
     const uint8_t* head_of(uint32_t node) const {
-        return nodes_ + node * base_bytes_ + static_cast<size_t>(levels_before_[node]) * level_bytes_;
+        return nodes_ + node * base_bytes_ + counts_.before(node) * level_bytes_;
     }
     size_t base_bytes() const { return base_bytes_; }
 
@@ -97,7 +146,7 @@ protected:
     size_t n_nodes_, vector_bytes_, base_bytes_, level_bytes_, highest_ = 0;
     uint32_t entry_ = 0;
     const uint8_t *vectors_, *head_, *header_, *levels_, *nodes_;
-    std::vector<uint32_t> levels_before_;  // by node: the levels above 0 of all nodes before it
+    LevelCounts counts_;
 };
 
 // A graph whose numbers are all checked when it is made, since a walk follows them.

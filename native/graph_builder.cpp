@@ -85,10 +85,10 @@ GrowingGraph::GrowingGraph(uint8_t* bytes, Span<uint32_t> rows, const GraphShape
     write(head_ + graph_layout::width, static_cast<uint64_t>(shape.width));
     const uint64_t header[] = {n_nodes_, shape.most_neighbors, 2 * shape.most_neighbors, highest_, entry_};
     for (size_t i = 0; i < 5; ++i) write(header_ + i * sizeof(uint64_t), header[i]);
-    levels_before_.reserve(n_nodes_);
+    counts_.reserve(n_nodes_);
     uint32_t n_levels = 0;
     for (size_t node = 0; node < n_nodes_; ++node) {
-        levels_before_.push_back(n_levels);
+        counts_.add(levels[node]);
         n_levels += levels[node];
         write(levels_ + node * sizeof(int16_t), static_cast<int16_t>(levels[node]));
         const uint8_t* at = head_of(static_cast<uint32_t>(node));

@@ -16,6 +16,7 @@ constexpr size_t fewest_places = 4096, most_kept_places = 16384;
 constexpr uintptr_t line = 64;  // bytes that a cache fetches at once
 constexpr double byte_limit = 127.0;
 constexpr size_t width_above = 32;  // number of nodes that a search keeps at each level above 0
+constexpr size_t visited_at_once = 3;
 
 // Prefetches the lines that hold some bytes.
 inline void fetch(const uint8_t* first, size_t n_bytes) {
@@ -23,6 +24,10 @@ inline void fetch(const uint8_t* first, size_t n_bytes) {
     for (uintptr_t at = begin / line * line; at < end; at += line) {
         __builtin_prefetch(reinterpret_cast<const void*>(at), 0, 2);
     }
+}
+
+inline void fetch_vector(const GraphView& graph, uint32_t node) {
+    fetch(graph.vectors() + node * graph.vector_bytes(), graph.vector_bytes());
 }
 
 }  // namespace
@@ -119,6 +124,7 @@ uint64_t GraphWalk::descend(const GraphView& graph, size_t to_level) {
             const Neighbors neighbors = graph.neighbors(hit_of(at).doc_ord, level);
             fresh_.clear();
             for (size_t i = 0; i < neighbors.size; ++i) fresh_.push_back(neighbors[i]);
+            for (const uint32_t node : fresh_) fetch_vector(graph, node);
             score(graph);
             uint64_t best = at;
             for (size_t i = 0; i < fresh_.size(); ++i) best = std::max(best, key_of({fresh_[i], scores_[i]}));
@@ -136,26 +142,42 @@ const std::vector<uint64_t>& GraphWalk::nearest(const GraphView& graph, size_t a
     waiting_.clear();
     for (const uint64_t key : starts) {
         const uint32_t node = hit_of(key).doc_ord;
+        fresh_.clear();
         met_.add({reinterpret_cast<const uint8_t*>(&node), 1}, fresh_);
         meet(key, width);
     }
-    while (!waiting_.empty() && waiting_.front() >= best_.front()) {
-        const uint32_t node = hit_of(waiting_.front()).doc_ord;
-        std::pop_heap(waiting_.begin(), waiting_.end());
-        waiting_.pop_back();
-        if (!waiting_.empty()) fetch(graph.head_of(hit_of(waiting_.front()).doc_ord), graph.base_bytes());
-        met_.add(graph.neighbors(node, at_level), fresh_);
+    choose_next(graph);
+    while (!next_.empty()) {
+        visited_.swap(next_);
+        fresh_.clear();
+        for (const uint32_t node : visited_) {
+            size_t first = fresh_.size();
+            met_.add(graph.neighbors(node, at_level), fresh_);
+            for (; first < fresh_.size(); ++first) fetch_vector(graph, fresh_[first]);
+        }
+        choose_next(graph);
         score(graph);
         for (size_t i = 0; i < fresh_.size(); ++i) meet(key_of({fresh_[i], scores_[i]}), width);
+        if (next_.empty()) choose_next(graph);
     }
     std::sort(best_.begin(), best_.end(), std::greater<uint64_t>());
     return best_;
 }
 
-// Scores the nodes of fresh_, after it has fetched all their vectors.
+void GraphWalk::choose_next(const GraphView& graph) {
+    next_.clear();
+    while (next_.size() < visited_at_once && !waiting_.empty() && waiting_.front() >= best_.front()) {
+        const uint32_t node = hit_of(waiting_.front()).doc_ord;
+        std::pop_heap(waiting_.begin(), waiting_.end());
+        waiting_.pop_back();
+        fetch(graph.head_of(node), graph.base_bytes());
+        next_.push_back(node);
+    }
+}
+
+// Scores the nodes of fresh_.
 void GraphWalk::score(const GraphView& graph) {
     scores_.resize(fresh_.size());
-    for (const uint32_t node : fresh_) fetch(graph.vectors() + node * graph.vector_bytes(), graph.vector_bytes());
     query_.score(graph, {fresh_.data(), fresh_.size()}, scores_.data());
 }
 

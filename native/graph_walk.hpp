@@ -14,13 +14,14 @@ namespace lightir {
 class MetNodes {
 public:
     void clear();
-    // Adds the neighbors of a node and writes those that are new.
+    // Adds the neighbors of a node and appends those that are new.
     void add(const Neighbors& neighbors, std::vector<uint32_t>& fresh) {
-        fresh.resize(neighbors.size);
+        const size_t n_before = fresh.size();
+        fresh.resize(n_before + neighbors.size);
         while (2 * (n_ + neighbors.size) > table_.size()) grow();
         uint32_t* const table = table_.data();
         const size_t last = table_.size() - 1;
-        size_t n = 0;
+        size_t n = n_before;
         for (size_t i = 0; i < neighbors.size; ++i) {
             const uint32_t node = neighbors[i];
             size_t place = place_of(node);
@@ -30,7 +31,7 @@ public:
             table[place] = node;
         }
         fresh.resize(n);
-        n_ += n;
+        n_ += n - n_before;
     }
 
 private:
@@ -87,18 +88,22 @@ public:
 
     // Returns the keys of at most `width` nodes near the query, best first, from those of some nodes.
     //
-    // The walk keeps the `width` best of the nodes that it has met. It visits the best of them that it has not visited, and meets
-    // that node's neighbors, until it has visited all.
+    // The walk keeps the `width` best of the nodes that it has met. It visits the best of them that it has not visited, a few at
+    // once, and meets their neighbors, until it has visited all. It chooses the next few before it scores the neighbors, so that
+    // their memory arrives meanwhile.
     const std::vector<uint64_t>& nearest(const GraphView& graph, size_t level, size_t width, const std::vector<uint64_t>& starts);
 
 private:
     void score(const GraphView& graph);
     void meet(uint64_t key, size_t width);
+    // Takes the best nodes that are not visited, and prefetches their neighbors.
+    void choose_next(const GraphView& graph);
 
     GraphQuery query_;
     MetNodes met_;
     std::vector<uint64_t> best_;     // the keys of the best nodes, a heap with the worst first
     std::vector<uint64_t> waiting_;  // the keys of nodes that are not visited, a heap with the best first
+    std::vector<uint32_t> visited_, next_;
     std::vector<uint32_t> fresh_;
     std::vector<float> scores_;
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from lightir.kernel.segments import WalkCosts
 HEAD_BYTES, HEADER_BYTES, NODE_HEAD = 64, 40, 10
 MEASURED = 64
 WIDTH_ABOVE = 32
+VISITED_AT_ONCE = 3
 
 Near = tuple[float, int]
 """A score with its sign turned, and a node or a document, so that the best one is the least."""
@@ -89,17 +91,30 @@ def walk(
     level: int,
     width: int,
 ) -> list[Near]:
-    """Return the nodes that a walk at a level keeps, best first."""
+    """Return the nodes that a walk at a level keeps, best first.
+
+    It visits a few nodes at once, and chooses the next ones before it has met the neighbors of these.
+    """
     met, visited = set(starts), set[int]()
     kept: list[Near] = heapq.nsmallest(width, [(-scores[node], node) for node in starts])
-    while waiting := [node for _, node in kept if node not in visited]:
-        visited.add(waiting[0])
-        for node in neighbors[waiting[0]][level]:
+    chosen = _unvisited(kept, visited)
+    while chosen:
+        fresh: list[Near] = []
+        for node in itertools.chain.from_iterable(neighbors[node][level] for node in chosen):
             if node not in met:
                 met.add(node)
-                kept.append((-scores[node], node))
-        kept = heapq.nsmallest(width, kept)
+                fresh.append((-scores[node], node))
+        following = _unvisited(kept, visited)
+        kept = heapq.nsmallest(width, [*kept, *fresh])
+        chosen = following or _unvisited(kept, visited)
     return kept
+
+
+def _unvisited(kept: Sequence[Near], visited: set[int]) -> list[int]:
+    """Return the best nodes that are not visited, and count them as visited."""
+    best = [node for _, node in kept if node not in visited][:VISITED_AT_ONCE]
+    visited.update(best)
+    return best
 
 
 def _scores(graph: ReadGraph, query: npt.NDArray[np.float32]) -> tuple[list[float], float]:

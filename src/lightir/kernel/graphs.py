@@ -42,7 +42,7 @@ def build(
 ) -> npt.NDArray[np.uint8]:
     """Return the bytes of a graph, in the layout of usearch's version 2. They do not depend on the number of threads.
 
-    Memory holds the bytes, and at most 17 bytes per node besides.
+    Memory holds the bytes, and at most 14 bytes per node besides.
 
     Args:
         rows: (n,) ascending rows of the nodes, n at least 1.
