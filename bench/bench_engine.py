@@ -252,7 +252,8 @@ class Bench:
                 makers += opened(folder.with_name("graphs"), ["dense", "hybrid, rrf", "hybrid"], ", graph")
             if self._slow("Qdrant Edge", len(documents)):
                 pairs = dict(zip(texts, zip(terms, task.queries, strict=True), strict=True))
-                edge = lambda: peers.qdrant_hybrid(documents, task.vectors, self.args.depth, RRF_K)  # noqa: E731
+                dim = task.vectors.shape[1]
+                edge = lambda: peers.qdrant_hybrid([(documents, task.vectors)], dim, self.args.depth, RRF_K)  # noqa: E731
                 makers.append(("qdrant_edge", lambda: keyed(edge(), pairs)))
 
             def truths(queries: Sequence[str], k: int) -> Sequence[Truth]:

@@ -378,13 +378,18 @@ def qdrant_edge(args: argparse.Namespace) -> None:
         return
     import engine_peers as peers
 
-    documents = data.make_documents(args.n_docs, seed=SEED)
-    vectors = np.concatenate(list(data.vector_batches(np.random.default_rng(SEED), args.n_docs, args.dim)))
-    terms = data.draw_queries(documents, args.n_queries, 6, 12, counts=True)
-    engine = peers.qdrant_hybrid(documents, vectors, 200, 60)
+    memory = HeldMemory()
+    vectors = data.vector_batches(np.random.default_rng(SEED), args.n_docs, args.dim)
+    batches = zip(data.document_batches(args.n_docs, seed=SEED), vectors, strict=True)
+    engine = peers.qdrant_hybrid(batches, args.dim, 200, 60, args.dir)
+    print(f"{engine.name}: {args.n_docs / engine.build_s:,.0f} documents/s of CPU, {memory.text()}", flush=True)
+    memory, first = HeldMemory(), next(data.document_batches(args.n_docs, seed=SEED))
+    terms = data.draw_queries(first, args.n_queries, 6, 12, counts=True)
     asked = list(zip(terms, queries_of(args).vectors, strict=True))
     times = in_words(least_ms([lambda q=query: engine.search(q, 10) for query in asked], args.rounds))
-    print(f"{engine.name}: {args.n_docs / engine.build_s:,.0f} documents/s of CPU, hybrid k=10 {times} ms", flush=True)
+    print(
+        f"{engine.name}: hybrid k=10 {times} ms, {memory.text()}, {engine.n_bytes / MIB:,.0f} MiB of files", flush=True
+    )
 
 
 PEERS: dict[str, Callable[[argparse.Namespace], None]] = {

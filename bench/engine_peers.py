@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -363,23 +363,25 @@ def numpy_float32(task: DenseTask) -> Engine:
 
 def qdrant_sparse(task: SparseTask) -> Engine:
     """A shard in a temporary folder, exact sparse search."""
-    shard = _Shard(task.documents, None)
+    shard = _Shard([(task.documents, None)], None, has_terms=True)
     return shard.engine("Qdrant Edge", shard.sparse_query)
 
 
 def qdrant_dense(task: DenseTask) -> Engine:
     """A shard in a temporary folder, exact search of float32 rows."""
-    shard = _Shard(None, task.vectors)
+    shard = _Shard([(None, task.vectors)], task.vectors.shape[1])
     engine = shard.engine("Qdrant Edge", shard.dense_query)
     engine.exact = False
     return engine
 
 
-def qdrant_hybrid(documents: Documents, vectors: Floats, depth: int, rrf_k: int) -> Engine:
+def qdrant_hybrid(
+    batches: Iterable[tuple[Documents, Floats]], dim: int, depth: int, rrf_k: int, folder: str | None = None
+) -> Engine:
     """Both branches, exact, their lists of the best `depth` joined by reciprocal ranks, which count from 0."""
     import qdrant_edge as package
 
-    shard = _Shard(documents, vectors)
+    shard = _Shard(batches, dim, has_terms=True, folder=folder)
 
     def request(query: tuple[Query, Floats], k: int) -> Any:
         terms, vector = query
@@ -395,27 +397,30 @@ def qdrant_hybrid(documents: Documents, vectors: Floats, depth: int, rrf_k: int)
 
 
 class _Shard:
-    """Documents with either kind of vectors, or both."""
+    """Documents with either kind of vectors, or both, in a temporary folder inside `folder`."""
 
-    def __init__(self, documents: Documents | None, vectors: Floats | None) -> None:
+    def __init__(
+        self,
+        batches: Iterable[tuple[Documents | None, Floats | None]],
+        dim: int | None,
+        *,
+        has_terms: bool = False,
+        folder: str | None = None,
+    ) -> None:
         import qdrant_edge as package
 
-        self.package, self.documents, self.vectors = package, documents, vectors
-        self.folder = tempfile.TemporaryDirectory()
-        sparse = {"terms": package.EdgeSparseVectorParams(full_scan_threshold=1)}
+        self.package, self.folder = package, tempfile.TemporaryDirectory(dir=folder)
+        sparse = {"terms": package.EdgeSparseVectorParams(full_scan_threshold=1)} if has_terms else None
         dense = None
-        if vectors is not None:
-            dense = {"rows": package.EdgeVectorParams(size=vectors.shape[1], distance=package.Distance.Dot)}
-        config = package.EdgeConfig(vectors=dense, sparse_vectors=None if documents is None else sparse)
+        if dim is not None:
+            dense = {"rows": package.EdgeVectorParams(size=dim, distance=package.Distance.Dot)}
+        config = package.EdgeConfig(vectors=dense, sparse_vectors=sparse)
         self.shard = package.EdgeShard.create(self.folder.name, config)
-        self.n = len(documents if documents is not None else vectors)  # type: ignore[arg-type]
-        self.n_points = 0
-
-        def build() -> None:
-            self.add(0, self.n)
-            self.shard.optimize()
-
-        _, self.build_s = cpu_s(build)
+        self.n_points, self.build_s = 0, 0.0
+        for self.documents, self.vectors in batches:
+            n = len(self.documents if self.documents is not None else self.vectors)  # type: ignore[arg-type]
+            self.build_s += cpu_s(lambda n=n: self.add(0, n))[1]
+        self.build_s += cpu_s(self.shard.optimize)[1]
 
     def add(self, first: int, last: int) -> None:
         for start in range(first, last, 2000):

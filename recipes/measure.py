@@ -70,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--system", action="append", required=True, metavar="LABEL=MODEL:MODE")
     parser.add_argument("--reference", help="label of the reference system (default: the first)")
     parser.add_argument("--seeds", nargs="+", default=["0"], help="values of {seed} in a MODEL (default: 0)")
+    parser.add_argument("--split", default="test", help="split of the queries (default: test)")
     return parser.parse_args()
 
 
@@ -101,7 +102,7 @@ def measured_models(
     for name, wanted in modes.items():
         documents = Contract.load(resolve_model_folder(name)).document_fingerprint
         work = args.work / documents / dataset
-        report = evaluate_model(name, args.data / dataset, work, systems=SystemOptions(wanted))
+        report = evaluate_model(name, args.data / dataset, work, split=args.split, systems=SystemOptions(wanted))
         measured.update({(name, mode): report.systems[mode] for mode in wanted})
     return measured
 

@@ -4,7 +4,8 @@ Needs neither containers nor a Mac. For Linux zig brings the C library's symbols
 with glibc 2.17 and later (manylinux2014); for macOS it brings the system's headers and the symbols of its libraries.
 It links its C++ library statically.
 
-Wheels of macOS are for Python 3.12 and later: only the stable ABI is the same with the headers of Linux' Python.
+Wheels of macOS are compiled with the headers of Linux' Python. Those of 3.12 and later use the stable ABI. The public
+headers of 3.11 read few macros of pyconfig.h. These have the same values on a Mac, or declare what nothing here calls.
 """
 
 from __future__ import annotations
@@ -74,8 +75,6 @@ def main() -> int:
     tag = subprocess.check_output([python, "-c", "import sys; print('%d%d' % sys.version_info[:2])"], text=True).strip()
     for name in args.platforms:
         platform, built = PLATFORMS[name], args.out / "raw" / f"{name}-{tag}"
-        if platform.macos and int(tag) < 312:
-            continue
         environment = build_environment(platform, args.uv, python, tag, built)
         command = [args.uv, "build", "-q", "--wheel", "--no-build-isolation", "--python", python, "-o", str(built), "."]
         subprocess.run(command, check=True, env=environment)
@@ -110,7 +109,8 @@ def build_environment(platform: Platform, uv: str, python: str, tag: str, folder
     settings = {"CMAKE_AR": tool(folder, "ar"), "CMAKE_RANLIB": tool(folder, "ranlib")}
     if platform.macos:
         settings |= macos_settings(platform, uv, python, folder)
-    suffix = ".abi3.so" if platform.macos else f".cpython-{tag}-{platform.processor}-linux-gnu.so"
+    darwin = ".abi3.so" if int(tag) >= 312 else f".cpython-{tag}-darwin.so"
+    suffix = darwin if platform.macos else f".cpython-{tag}-{platform.processor}-linux-gnu.so"
     return {
         **os.environ,
         "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
@@ -198,7 +198,7 @@ def check_mach_o(wheel: Path, platform: Platform) -> None:
     from macholib.MachO import MachO
 
     expected = f"-macosx_{MACOS.replace('.', '_')}_{platform.processor}.whl"
-    if not wheel.name.endswith(f"cp312-abi3{expected}"):
+    if not wheel.name.endswith((f"cp312-abi3{expected}", f"cp311-cp311{expected}")):
         raise SystemExit(f"{wheel.name} is not named ...{expected}")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".so"))

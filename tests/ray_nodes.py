@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,12 @@ services.get_node_ip_address = lambda address=None: "127.0.0.1"
 main()
 """
 """The program `ray` on a machine whose own address may be unreachable: it uses the loopback address for all nodes."""
+
+ALIVE = """
+import json, ray, sys
+ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
+print(json.dumps({node["NodeName"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}))
+"""
 
 FIRST_WORKER_PORTS = {"first": 20000, "second": 20300, "third": 20600}
 
@@ -72,6 +79,14 @@ class RayNodes:
             assert self.nodes[node].poll() is None, (self.folder / f"{node}.out").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.2)
+
+    def alive(self) -> dict[str, str]:
+        """Return the ids of the nodes that Ray knows and does not know to be dead, by name."""
+        command = [sys.executable, "-c", ALIVE, self.address]
+        asked = subprocess.run(command, env=self.environment("first"), capture_output=True, text=True)
+        assert asked.returncode == 0, asked.stderr
+        alive: dict[str, str] = json.loads(asked.stdout)
+        return alive
 
     def kill(self, node: str) -> None:
         """Kill every process of a node at once, as a power failure would."""

@@ -32,11 +32,6 @@ BODIES: tuple[dict[str, Any], ...] = (
     {"query": "cat", "k": 5, "offset": 2, "facets": ["brand"], "sort": "n"},
     {"query": ["cat", "brand:a dog"], "ids_only": True, "k": 100},
 )
-NODE_ID = """
-import ray, sys
-ray.init(address=sys.argv[1], logging_level="ERROR")
-print(next(node["NodeID"] for node in ray.nodes() if node["NodeName"] == sys.argv[2] and node["Alive"]))
-"""
 
 
 class Cluster(RayNodes):
@@ -81,14 +76,9 @@ class Cluster(RayNodes):
 
     def drain(self, node: str) -> None:
         """Tell Ray that a node will be switched off."""
-        environment = self.environment("first")
-        node_id = subprocess.run(
-            [sys.executable, "-c", NODE_ID, self.address, node], env=environment, capture_output=True, text=True
-        )
-        assert node_id.returncode == 0, node_id.stderr
         reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "moved"]
-        draining = self.program("drain-node", "--address", self.address, "--node-id", node_id.stdout.strip(), *reason)
-        subprocess.run([*draining, "--deadline-remaining-seconds", "300"], env=environment, check=True)
+        draining = self.program("drain-node", "--address", self.address, "--node-id", self.alive()[node], *reason)
+        subprocess.run([*draining, "--deadline-remaining-seconds", "300"], env=self.environment("first"), check=True)
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 180) -> None:
