@@ -15,7 +15,7 @@ namespace {
 constexpr size_t fewest_places = 4096, most_kept_places = 16384;
 constexpr uintptr_t line = 64;  // bytes that a cache fetches at once
 constexpr double byte_limit = 127.0;
-constexpr size_t width_above = 32;  // number of nodes that a search keeps at each level above 0
+constexpr size_t width_at_1 = 32, width_above = 64;  // numbers of nodes that a search keeps at level 1, and at each level above
 constexpr size_t visited_at_once = 3;
 
 // Prefetches the lines that hold some bytes.
@@ -102,7 +102,9 @@ void GraphQuery::score(const GraphView& graph, Span<uint32_t> nodes, float* scor
 
 std::vector<Hit> GraphWalk::nearest(const StoredGraph& graph, size_t width) {
     std::vector<uint64_t> starts{descend(graph, graph.highest_level())};
-    for (size_t level = graph.highest_level(); level > 0; --level) starts = nearest(graph, level, width_above, starts);
+    for (size_t level = graph.highest_level(); level > 0; --level) {
+        starts = nearest(graph, level, level > 1 ? width_above : width_at_1, starts);
+    }
     const std::vector<uint64_t>& keys = nearest(graph, 0, width, starts);
     const bool of_bytes = graph.shape().element == Element::int8;
     const double factor = of_bytes ? query_.unit() / graph.mean_length() : 1.0;

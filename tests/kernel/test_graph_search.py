@@ -91,6 +91,23 @@ def test_graphs_find_what_the_twin_finds(level: str, seed: int, sizes: list[int]
         kernel._native.use_level(before)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_walks_above_level_0_keep_as_many_nodes_as_those_of_the_twin(seed: int) -> None:
+    """Some 600, 240 and 100 nodes are at levels 1, 2 and 3, more than a walk keeps there."""
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(-20, 21, (1500, 5)).astype(np.float16)
+    data = graph_bytes(rng, rows.astype(np.int8), np.arange(1500), most_neighbors=8)
+    graph = StoredGraph(data, element="int8", shape=rows.shape, neighbors=8)
+    costs = WalkCosts(4, 1)
+    segments = DenseSegments([ScannedRows(rows, graph=graph)], [len(rows)], costs=costs)
+    queries = rng.standard_normal((40, 5)).astype(np.float32)
+    twin, every = graph_reference.read_graph(data, "int8"), np.arange(len(rows), dtype=np.uint32)
+    for query, ranked in zip(queries, top(segments, queries, 4), strict=True):
+        searched = SearchedSegment(0, twin, kernel.dense_pair_scores(rows, every, query), np.ones(len(rows), np.bool_))
+        wanted = graph_reference.graphs_top_k([searched], query, 4, costs)
+        assert ranked.doc_ords.tolist() == [doc for _, doc in wanted]
+
+
 def test_graphs_that_cost_as_much_as_a_scan_are_not_asked() -> None:
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((60, 5)).astype(np.float16)

@@ -16,7 +16,7 @@ from lightir.kernel.segments import WalkCosts
 
 HEAD_BYTES, HEADER_BYTES, NODE_HEAD = 64, 40, 10
 MEASURED = 64
-WIDTH_ABOVE = 32
+WIDTH_AT_1, WIDTH_ABOVE = 32, 64
 VISITED_AT_ONCE = 3
 
 Near = tuple[float, int]
@@ -67,7 +67,8 @@ def nearest(graph: ReadGraph, query: npt.NDArray[np.float32], width: int) -> lis
     scores, factor = _scores(graph, query)
     starts = [graph.entry]
     for level in range(len(graph.neighbors[graph.entry]) - 1, 0, -1):
-        starts = [node for _, node in walk(scores, graph.neighbors, starts, level, WIDTH_ABOVE)]
+        width_at_level = WIDTH_ABOVE if level > 1 else WIDTH_AT_1
+        starts = [node for _, node in walk(scores, graph.neighbors, starts, level, width_at_level)]
     kept = walk(scores, graph.neighbors, starts, 0, width)
     return [(-float(np.float32(-score * factor)), graph.rows[node]) for score, node in kept]
 
