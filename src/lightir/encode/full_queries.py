@@ -15,10 +15,10 @@ from lightir.contract import Contract, require_same_documents
 from lightir.encode.torch_models import load_encoder
 from lightir.errors import InvalidInput
 from lightir.models.bags import terms_present
+from lightir.models.batch_states import read_texts
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import TextBatch
 from lightir.progress import Progress
-from lightir.runtime.documents import length_batches
 from lightir.runtime.encode_options import EncodeOptions
 from lightir.text import query_term_ids, sparse_queries
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
@@ -26,8 +26,6 @@ from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 SparseForm = Literal["weights", "lex", "bin", "bag"]
 """Form of a sparse vector: the strongest terms; the text's own terms, weighted (V_lex); the strongest terms, unweighted
 (V_bin); the text's own terms, unweighted (V_BoT). The last three are the paper's ablations (SiDR, appendix C)."""
-
-BATCH_TOKENS = 8192
 
 
 class FullQueryEncoder:
@@ -149,19 +147,16 @@ class FullQueryEncoder:
         terms: dict[int, tuple[Tensor, Tensor]] = {}
         nonempty = np.flatnonzero(term_ids.lengths).tolist()
         framed = model.frame_queries([texts[i] for i in nonempty], instruction=self._instruction)
-        with Progress("encode queries", unit="query", total=len(nonempty)) as bar:
-            for positions in length_batches([len(ids) for ids, _, _ in framed], BATCH_TOKENS):
-                batch = model.batch([framed[position] for position in positions])
-                with model.reading_queries():
-                    states = model.states(batch)
-                own = [nonempty[position] for position in positions]
+        with Progress("encode queries", unit="query", total=len(nonempty)) as bar, model.reading_queries():
+            for read in read_texts(model, framed):
+                own = [nonempty[position] for position in read.positions]
                 if rows is not None:
-                    dense = model.dense_from(states, batch)[:, : rows.shape[1]]
+                    dense = model.dense_from(read.states, read.batch)[:, : rows.shape[1]]
                     rows[own] = model.comparable(dense.float()).cpu().numpy()
                 if self._sparse and contract.sparse is not None:
-                    weights = self._apply_form(model.sparse_from(states, batch), batch).cpu()
+                    weights = self._apply_form(model.sparse_from(read.states, read.batch), read.batch).cpu()
                     terms |= {query: _positive_terms(row) for query, row in zip(own, weights, strict=True)}
-                bar.update(len(positions))
+                bar.update(len(read.positions))
         return rows, _sparse_rows(terms, len(texts), contract.backbone.vocab_size) if self._sparse else None
 
     def _apply_form(self, weights: Tensor, batch: TextBatch) -> Tensor:

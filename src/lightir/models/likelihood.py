@@ -22,7 +22,7 @@ from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone
 from lightir.models.framing import Framed
 from lightir.models.heads import soft_cap
-from lightir.models.masks import causal_mask, filled_layers, model_mask, text_positions
+from lightir.models.masks import causal_mask, continue_rows, filled_layers, model_mask, text_positions
 
 SCORING_CHUNK = 512
 """Maximum number of positions whose logits exist at one time: 512 x 128,000 terms in fp32 are 260 MB."""
@@ -306,23 +306,7 @@ def continue_from(backbone: Backbone, ends: EndStates, tokens: Tensor) -> tuple[
         ends: end states of n passages.
         tokens: (n, q) int64; shorter rows are padded on the right, and the states of the padding are meaningless.
     """
-    n, length = tokens.shape
-    if not length:
+    if not tokens.shape[1]:
         return ends.states[:, None][:, :0], ends
-    past = DynamicCache()
-    for index, (keys, values) in enumerate(ends.layers):
-        past.update(keys, values, index)
-    kept = ends.positions.shape[1]
-    order = torch.arange(length, device=tokens.device)
-    positions = ends.positions[:, -1:] + 1 + order
-    seen = order[:, None] >= order[None, :]
-    allowed = F.pad(seen, (kept, 0), value=True).expand(n, -1, -1)
-    everywhere = torch.cat([ends.positions, positions], dim=1)
-    states = backbone.states(
-        tokens,
-        model_mask(backbone, allowed, positions, everywhere),
-        position_ids=positions,
-        past_key_values=past,
-        use_cache=True,
-    )
+    states, past, everywhere = continue_rows(backbone, ends.layers, ends.positions, tokens)
     return states, EndStates(filled_layers(past), everywhere, states[:, -1])

@@ -157,6 +157,38 @@ def prompt_cache(backbone: Backbone, prompt_ids: Sequence[int], *, begin: bool =
     return PromptCache(tuple(frame), filled_layers(cache), states[0].float().sum(dim=0))
 
 
+def continue_rows(
+    backbone: Backbone, layers: Sequence[tuple[Tensor, Tensor]], positions: Tensor, tokens: Tensor
+) -> tuple[Tensor, DynamicCache, Tensor]:
+    """Run rows of tokens behind keys and values that are computed already.
+
+    Args:
+        backbone: causal backbone that computed them.
+        layers: keys and values of each layer, (n, heads, kept, head width) each.
+        positions: (n, kept) int64 positions of these keys in their texts, ascending.
+        tokens: (n, q) int64; shorter rows are padded on the right, and the states of the padding are meaningless.
+
+    Returns:
+        The states (n, q, H), the cache of both keys and values, and their positions (n, kept + q).
+    """
+    past = DynamicCache()  # plain layers, also for sliding attention: our own mask selects the keys
+    for index, (keys, values) in enumerate(layers):
+        past.update(keys, values, index)
+    order = torch.arange(tokens.shape[1], device=tokens.device)
+    own = positions[:, -1:] + 1 + order
+    seen = order[:, None] >= order[None, :]
+    allowed = F.pad(seen, (positions.shape[1], 0), value=True).expand(len(tokens), -1, -1)
+    everywhere = torch.cat([positions, own], dim=1)
+    states = backbone.states(
+        tokens,
+        model_mask(backbone, allowed, own, everywhere),
+        position_ids=own,
+        past_key_values=past,
+        use_cache=True,
+    )
+    return states, past, everywhere
+
+
 def filled_layers(cache: DynamicCache) -> tuple[tuple[Tensor, Tensor], ...]:
     """Return the keys and values of each layer of a cache."""
     layers = [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, DynamicLayer)]

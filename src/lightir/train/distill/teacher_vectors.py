@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 
 from lightir.files import atomic_file, make_folder
+from lightir.models.batch_states import read_texts
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.progress import Progress
-from lightir.runtime.documents import length_batches
 from lightir.types import Document
 from lightir.vectors import Floats
 
@@ -51,13 +50,11 @@ class TeacherVectors:
         framed = [([*empty_ids[:begin], i, *empty_ids[begin:]], begin, begin + 1) for i in range(start, stop)]
         return self._framed(framed)
 
-    @torch.no_grad()
     def _framed(self, framed: list[Framed]) -> Floats:
         blocks = []
-        for positions in length_batches([len(ids) for ids, _, _ in framed], 8192):
-            batch = self._model.batch([framed[position] for position in positions])
-            vectors = self._model.dense_from(self._model.states(batch), batch)[:, : self._width]
-            blocks.append((positions, F.normalize(vectors.float(), dim=-1).cpu().numpy()))
+        for read in read_texts(self._model, framed):
+            vectors = self._model.dense_from(read.states, read.batch)[:, : self._width]
+            blocks.append((read.positions, F.normalize(vectors.float(), dim=-1).cpu().numpy()))
         rows = np.zeros((len(framed), blocks[0][1].shape[1] if blocks else 0), dtype=np.float32)
         for positions, block in blocks:
             rows[positions] = block
