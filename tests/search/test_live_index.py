@@ -12,7 +12,7 @@ import pytest
 
 from lightir.contract import Contract, external_contract
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
-from lightir.index import Index, IndexOptions, build_index
+from lightir.index import Index, IndexOptions, build_index, document_shards
 from lightir.search import ExternalDocumentEncoder, ExternalQueryEncoder, LiveIndex, SearchOptions
 from lightir.types import Document
 from small_collections import animal_shard, word_contract, word_table, write_folder
@@ -101,6 +101,25 @@ def test_a_search_sees_what_others_have_committed(tmp_path: Path) -> None:
         assert len(second) == len(animal_shard().documents)
         with pytest.raises(ContractMismatch):
             first.hits("a")
+
+
+def test_an_index_that_is_replaced_just_before_it_is_refreshed_brings_its_query_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, refresh = tmp_path / "index", Index.refresh
+    encoder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    build_index([animal_shard()], folder, query_encoder=encoder, progress=False)
+
+    def late(index: Index, **options: bool) -> bool:
+        build_index(document_shards([Document("new", "quagga")]), folder, progress=False, overwrite=True)
+        return refresh(index, **options)
+
+    with LiveIndex(folder) as live:
+        assert live.searcher.encoder is not None
+        monkeypatch.setattr(Index, "refresh", late)
+        assert live.searcher.encoder is None
+        monkeypatch.setattr(Index, "refresh", refresh)
+        assert [hit.doc_id for hit in live.hits("quagga")] == ["new"]
 
 
 def test_bad_vectors_change_nothing(tmp_path: Path) -> None:

@@ -167,6 +167,23 @@ def test_a_replaced_index_is_served_with_its_model(shop: Path, animals: Path, co
         assert found(client, "zorse") == ["more"]
 
 
+def test_an_index_that_is_replaced_just_before_it_is_refreshed_is_served_with_its_model(
+    animals: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh = Index.refresh
+
+    def late(index: Index, **options: Any) -> bool:
+        monkeypatch.setattr(Index, "refresh", refresh)
+        build_index(document_shards([Document("new", "quagga")]), animals, progress=False, overwrite=True)
+        return refresh(index, **options)
+
+    with connect(animals, refresh_s=0.02) as client:
+        monkeypatch.setattr(Index, "refresh", late)
+        wait_until(lambda: client.get("/v1/info").json()["documents"] == 1)
+        assert client.post("/v1/embeddings", json={"input": "cat"}).status_code == 400
+        assert found(client, "quagga") == ["new"]
+
+
 def test_a_removed_index_keeps_its_state_but_is_not_ready(shop: Path, connect: Any) -> None:
     with connect(shop, refresh_s=0.02) as client:
         shop.rename(shop.with_name("away"))

@@ -159,11 +159,14 @@ class Index:
             raise InvalidInput(f"{self.folder} was closed; open it again")
         return view
 
-    def refresh(self) -> bool:
+    def refresh(self, *, same_index: bool = False) -> bool:
         """Open the newest state and return whether it differs. Running searches keep their view.
 
         The same holds if the folder was replaced by `build_index(overwrite=True)` or a snapshot. A Searcher keeps its
         query encoder, and refuses an index of another model.
+
+        Args:
+            same_index: keep the view if another index has replaced this one. `view.store.is_current` is false then.
 
         Raises:
             FormatError, StorageError: as `open`. The reader keeps its view.
@@ -171,9 +174,10 @@ class Index:
         with self._refreshing:
             before = self._present
             newest = _newest(self.folder, before, self._opening)
-            changed = newest is not before
+            if newest is before or (same_index and not newest.store.is_same(before.store)):
+                return False
             self._view = newest
-            return changed
+            return True
 
     def close(self) -> None:
         """Close all files; closing again has no effect. Views and arrays still in use keep their files open."""

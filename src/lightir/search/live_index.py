@@ -150,8 +150,8 @@ class LiveIndex:
         """The searcher of the index, refreshed to its newest state."""
         with self._refreshing:
             if self._index.view.store.is_current:
-                self._index.refresh()
-            else:  # another index has replaced it, whose query encoder may be another one
+                self._index.refresh(same_index=True)
+            if not self._index.view.store.is_current:  # only now: another index, with another query encoder
                 self._index.close()
                 self._index, self._searcher = self._opened()
             return self._searcher

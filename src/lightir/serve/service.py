@@ -121,9 +121,9 @@ class SearchService:
         """
         with self._refreshing:
             try:
-                if self._index.view.store.is_current:
-                    changed = self._index.refresh()
-                else:  # a search must not meet the new index with the former one's query encoder
+                changed = self._index.view.store.is_current and self._index.refresh(same_index=True)
+                # Only now: it may be replaced meanwhile, and no search may meet it with the former query encoder.
+                if not self._index.view.store.is_current:
                     index = Index.open(self.folder)
                     self._searcher = Searcher(index, demand=self._demand)
                     self._index, changed = index, True
