@@ -23,7 +23,7 @@ class ReadTexts:
 
     Attributes:
         positions: positions of the batch's texts in the input.
-        states: (B, T, H) last hidden states.
+        states: (B, T, H) last hidden states, in the model's dtype.
         batch: the batch; without the prompt, if that was read by itself.
     """
 
@@ -38,6 +38,10 @@ def read_texts(model: LightRetriever, framed: Sequence[Framed]) -> Iterator[Read
 
     In a causal model no state of the prompt sees the text. So a prompt that all texts begin with is read once, and each
     text behind its keys and values: the text's states are those of `model.states`, up to rounding.
+
+    Args:
+        model: model, inside `reading_queries` if the texts are queries and it reads these with fewer layers.
+        framed: framed texts of any number, in any order.
     """
     prompt = _shared_prompt(model, framed)
     n = 0 if prompt is None else len(prompt.ids)
